@@ -60,8 +60,7 @@ PYSPARK = {  # who may import pyspark
     "*task.py": "runs inside a Spark task",
     "feed/transfer/feeder.py": "runs inside a Spark task",
     "node/resources.py": "asks the task for its GPUs",
-    "values/row_codec.py": "gives pyspark's own Row back to who fed it; lazily",
-    "values/decode.py": "gives pyspark's own Row back to who fed it; lazily",
+    "values/rows.py": "gives pyspark's own Row back to who fed it; lazily",
     "ml/*": "Spark ML",
     "data/*": "a Spark data source",
     "tfos/*": "a face",
@@ -511,7 +510,7 @@ BAD: tuple[tuple[Rule, dict[str, str], str], ...] = (
     (pyspark_stays_in_its_rooms, {"driver__launch": "import pyspark.sql"}, "driver/launch.py:1"),
     (
         pyspark_stays_in_its_rooms,
-        {"values__row_codec": "from pyspark import x"},
+        {"values__rows": "from pyspark import x"},
         "inside the function",
     ),
     (frameworks_are_imported_late, {"node__a": "def f():\n  import torch"}, "imports torch, which"),

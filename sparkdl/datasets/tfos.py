@@ -17,7 +17,7 @@ from sparkdl.feed.reader.consumed import Part, part_of
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.store.segment import write_segment
-from sparkdl.values.row_codec import encode_rows, rows
+from sparkdl.values.rows import encode_rows, rows
 
 SendLocal = Callable[[Local, int], None]
 

@@ -36,7 +36,7 @@ def join_small(
         if not batch.num_rows:
             continue
         nbytes = batch.nbytes
-        # Metadata is compared too, because it holds the codecs of an RDD's rows (`row_codec.py`).
+        # Metadata is compared too, because it holds the codecs of an RDD's rows (`rows.py`).
         if small and (nbytes >= min_nbytes or not batch.schema.equals(small[0].schema, True)):
             yield join(small)
             small, small_nbytes = [], 0

@@ -13,13 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc  # `Array.flatten` imports it at the first batch otherwise
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.values.decode import decode, is_list, tagged, union_places
-from sparkdl.values.encode import Codec
 from sparkdl.values.ndarrays import (
     NO_MATRICES,
     Array,
     dense_vectors,
     has_sparse,
+    is_list,
     is_matrix,
     is_vector,
     lengths,
@@ -29,11 +28,9 @@ from sparkdl.values.ndarrays import (
     split,
     to_array,
 )
-from sparkdl.values.row_codec import row_schema
+from sparkdl.values.rows import NO_VARIANTS, Codec, is_spark_only, row_schema
 
 Columns = dict[str, Array]
-_NUMBERS = {"bool", "int", "float", "scalar", "decimal"}
-_STACKED = {"ndarray", "vector"}
 
 
 class Packed:
@@ -176,7 +173,9 @@ def _leaves(
 
 
 def _is_plain_struct(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) and not (is_packed(kind) or is_matrix(kind) or tagged(kind))
+    return pa.types.is_struct(kind) and not (
+        is_packed(kind) or is_matrix(kind) or is_spark_only(kind)
+    )
 
 
 def is_within(name: str, wanted: str) -> bool:
@@ -232,9 +231,6 @@ def convert(column: pa.Array, codec: Codec | None = None, where: str = "the colu
     Spark ML vectors                          float64 [rows, size]
     numpy arrays in rows of an RDD            [rows, *shape], no copy; object [rows]
                                               if the shapes differ
-    numbers of several types, or arrays of    their common dtype, as numpy has it
-    several dtypes and one shape, in an RDD
-    other values of several types, in an RDD  object
     struct, map, dict                         refused: `to_columns` takes structs
                                               apart
     ========================================  =======================================
@@ -262,7 +258,7 @@ def convert(column: pa.Array, codec: Codec | None = None, where: str = "the colu
     if types.is_time(kind):
         # numpy has no time of day: it becomes the time since midnight, by way of its integers.
         column = column.cast(pa.time64("ns")).cast(pa.int64()).cast(pa.duration("ns"))
-    if types.is_struct(kind) or types.is_map(kind) or types.is_union(kind):
+    if types.is_struct(kind) or types.is_map(kind):
         return _structs(column, where)
     if types.is_decimal(kind) or (codec is not None and codec.name == "decimal"):
         return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
@@ -332,6 +328,8 @@ def _structs(column: pa.Array, where: str) -> Array:
             raise FeedTypeError(f"{where} holds {error}; they must have one size") from None
     if is_matrix(column.type):
         raise FeedTypeError(f"{where} {NO_MATRICES}")
+    if is_spark_only(column.type):
+        raise FeedTypeError(f"{where} {NO_VARIANTS}")
     raise FeedTypeError(
         f"{where} is a {column.type}, which is no array. Feed its parts as columns of their own, "
         "for example df.select('name.*') for a struct or df.select(col('name')['key']) for a "
@@ -339,34 +337,11 @@ def _structs(column: pa.Array, where: str) -> Array:
     )
 
 
-def _arrays(column: pa.Array, codec: Codec, _where: str) -> Array:
+def _arrays(column: pa.Array, _codec: Codec, _where: str) -> Array:
     if not pa.types.is_struct(column.type):
-        return load(column, codec.detail)
-    arrays = load_ragged(column, codec.detail)
+        return load(column)
+    arrays = load_ragged(column)
     return np.stack(arrays) if len({a.shape for a in arrays}) == 1 else objects(arrays)
-
-
-def _mixed(column: pa.Array, codec: Codec, where: str) -> Array:
-    """Numbers, and arrays of one shape, get their common dtype; other mixes are objects."""
-    members, places = union_places(column)
-    for number, member in enumerate(codec.of):
-        if member.name == "null" and (count := int((members == number).sum())):
-            raise _nulls(count, len(column), "several types", where)
-    names = {part.name for part in codec.of} - {"null"}
-    if not (names <= _NUMBERS or names <= _STACKED):
-        return objects(decode(column, codec))
-    parts = {
-        number: convert(column.field(number), part, where)
-        for number, part in enumerate(codec.of)
-        if part.name != "null"
-    }
-    shapes = {part.shape[1:] for part in parts.values()}
-    if len(shapes) > 1 or any(part.dtype.kind not in "biufcM" for part in parts.values()):
-        return objects(decode(column, codec))
-    array = np.zeros((len(column), *shapes.pop()), np.result_type(*parts.values()))
-    for number, part in parts.items():
-        array[members == number] = part[places[members == number]]
-    return array
 
 
 def _no_array(_column: pa.Array, codec: Codec, where: str) -> Array:
@@ -380,7 +355,7 @@ _BY_CODEC: dict[str, Callable[[pa.Array, Codec, str], Array]] = {
     "scalar": _arrays,
     "ndarray": _arrays,
     "vector": lambda column, _codec, where: _structs(column, where),
-    "union": _mixed,
+    "map": _no_array,
     "dict": _no_array,
     "row": _no_array,
 }

@@ -1,8 +1,7 @@
 """Numpy arrays, and Spark's vectors, inside Arrow: how they are laid out in lists.
 
 Arrays of one shape become nested fixed-size lists, so a column is one array [rows, *shape] again
-without a copy. Arrays of different shapes become struct<shape, data>. A dtype that Arrow does not
-have travels as bytes: uint8, with an axis more.
+without a copy. Arrays of different shapes become struct<shape, data>.
 
 Vectors of Spark ML are laid out as Spark lays them out in a DataFrame: struct<type, size, indices,
 values>. Type 0 is sparse, 1 dense.
@@ -39,21 +38,25 @@ _MATRIX_FIELDS = [
 ]  # fmt: skip
 
 
-def dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """Return the name under which arrays of `dtype` travel, None if they cannot.
-
-    Strings travel under "<U" or "|S" without their width, which may differ from row to row.
-    """
-    if dtype.kind not in "biufcmMSU":
-        return None
-    name: str = dtype.str
-    return name[:2] if dtype.kind in "SU" else name
+def is_native(dtype: np.dtype[Any]) -> bool:
+    """Return whether Arrow has a numpy dtype: numbers of this machine's byte order."""
+    return dtype.isnative and dtype.kind in "biuf" and dtype.itemsize <= 8
 
 
-def store(arrays: Sequence[Array], dtype: str) -> pa.Array:
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether `kind` is of integers, floats or booleans."""
+    types = pa.types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether `kind` is one of Arrow's list types."""
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def store(arrays: Sequence[Array]) -> pa.Array:
     """Return arrays of one dtype, and any shapes, as an Arrow array with one element for each."""
-    if not _is_native(dtype):
-        arrays = [_as_bytes(array) for array in arrays]
     shapes = {array.shape for array in arrays}
     sizes = next(iter(shapes))
     # Arrow has no fixed-size lists of length 0, and none beyond 32 bits.
@@ -65,12 +68,6 @@ def store(arrays: Sequence[Array], dtype: str) -> pa.Array:
     return pa.StructArray.from_arrays([shape, data], names=["shape", "data"])
 
 
-def store_scalars(values: Sequence[Any], dtype: str) -> pa.Array:
-    """Return numpy scalars of one dtype as an Arrow array."""
-    array = np.array(values, dtype)
-    return nest(array if _is_native(dtype) else _as_bytes(array))
-
-
 def store_lists(counts: Sequence[int], flat: pa.Array) -> pa.Array:
     """Return lists of `counts` elements each, that lie one after another in `flat`."""
     ends = np.cumsum([0, *counts], dtype=np.int64)
@@ -79,27 +76,27 @@ def store_lists(counts: Sequence[int], flat: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), flat)
 
 
-def load(array: pa.Array, dtype: str = "") -> Array:
+def load(array: pa.Array) -> Array:
     """Return fixed-size lists, nested to any depth, as one array [rows, *shape] without a copy.
+
+    Booleans, which are bits in Arrow, are copied.
 
     Args:
         array: no nulls; primitive values innermost.
-        dtype: the name under which it travelled; "" for what Arrow has. Booleans are bits in
-            Arrow: they alone are copied.
     """
     shape = [len(array)]
     while pa.types.is_fixed_size_list(array.type):
         shape.append(array.type.list_size)
         array = array.flatten()
-    return _typed(to_array(array).reshape(shape), dtype)
+    return to_array(array).reshape(shape)
 
 
-def load_ragged(array: pa.Array, dtype: str = "") -> list[Array]:
+def load_ragged(array: pa.Array) -> list[Array]:
     """Return the arrays of a struct<shape, data>, without a copy."""
     data = array.field("data")
     pieces = split(load(data.flatten()), lengths(data))
     shapes = array.field("shape").to_pylist()
-    return [_typed(piece.reshape(to), dtype) for piece, to in zip(pieces, shapes, strict=True)]
+    return [piece.reshape(to) for piece, to in zip(pieces, shapes, strict=True)]
 
 
 def lengths(array: pa.Array) -> Array:
@@ -140,30 +137,6 @@ def nest(stacked: Array) -> pa.Array:
     for size in reversed(stacked.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     return array
-
-
-def _is_native(name: str) -> bool:
-    dtype = np.dtype(name)
-    return dtype.isnative and dtype.kind in "biuf" and dtype.itemsize <= 8
-
-
-def _as_bytes(array: Array) -> Array:
-    # A copy that can be written to: `tobytes` makes the strides and the order plain.
-    flat = np.frombuffer(bytearray(array.tobytes()), np.uint8)
-    return flat.reshape(*array.shape, array.dtype.itemsize)
-
-
-def _typed(array: Array, dtype: str) -> Array:
-    """Give arrays that travelled as bytes, uint8 [*shape, itemsize], their dtype back."""
-    if not dtype or _is_native(dtype):
-        return array
-    itemsize = array.shape[-1]
-    if dtype[1] in "SU":
-        # numpy's text has four bytes a character, its bytes one.
-        dtype += str(itemsize // (4 if dtype[1] == "U" else 1))
-    if 0 in array.shape:
-        return np.empty(array.shape[:-1], dtype)
-    return np.ascontiguousarray(array).view(dtype)[..., 0]
 
 
 def is_vector(kind: pa.DataType) -> bool:

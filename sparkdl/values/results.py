@@ -17,10 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import InferenceError
-from sparkdl.values.decode import decode, is_list
-from sparkdl.values.encode import Codec, row_fields
-from sparkdl.values.ndarrays import is_vector, lengths
-from sparkdl.values.row_codec import row_schema, rows
+from sparkdl.values.ndarrays import is_list, is_vector, lengths
+from sparkdl.values.rows import Codec, decode, row_fields, row_schema, rows
 
 _SAME: dict[str, Callable[[pa.DataType], bool]] = {
     "bool": pa.types.is_boolean,
@@ -75,7 +73,7 @@ def _parts(batch: pa.RecordBatch, schema: pa.Schema) -> list[tuple[Any, Codec | 
     if encoded.kind == "value":
         if only is None:
             raise _misfit(
-                f"each result is one {_word(encoded.columns[0])}, and schema= declares "
+                f"each result is one {encoded.columns[0].name}, and schema= declares "
                 f"{len(schema)} columns ({', '.join(schema.names)}). Answer with a tuple, a Row or "
                 "a dict for each row, or declare one column"
             )
@@ -143,7 +141,8 @@ def _cast(array: pa.Array, codec: Codec, to: pa.DataType) -> pa.Array | None:
     if name == "datetime" and pa.types.is_timestamp(to):
         # It is local time in a `timestamp`, as `_scalar` has it.
         return array.cast(to) if to.tz is None else None
-    if name in ("list", "tuple") and pa.types.is_list(to) and not array.null_count:
+    is_plain = not (array.null_count or codec.names)
+    if name in ("list", "tuple") and pa.types.is_list(to) and is_plain:
         return _list(array, codec.of[0], to)
     if name == "ndarray" and pa.types.is_list(to):
         if pa.types.is_fixed_size_list(array.type):
@@ -283,10 +282,6 @@ def _type_name(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"numpy array of {value.dtype} {list(value.shape)}"
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-
-
-def _word(codec: Codec) -> str:
-    return "mix of types" if codec.name == "union" else codec.name
 
 
 def _misfit(text: str, whose: str = "map_fun") -> InferenceError:

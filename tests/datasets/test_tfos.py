@@ -15,7 +15,7 @@ from sparkdl.core.errors import InferenceError
 from sparkdl.datasets.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.transfer.infer_task import decode_results
-from sparkdl.values.row_codec import encode_rows
+from sparkdl.values.rows import encode_rows
 from tests.doubles.feeds import FEED, Arrivals
 
 
@@ -238,7 +238,7 @@ def test_more_results_than_rows_are_an_error() -> None:
         [[1], [], [2, 3]],
         ["", "a", "bbb"],
         [(1, "x"), (2, "y"), None],
-        [{"label": 1}, 2.5, b"bytes"],
+        [{"label": 1}, 2.5, (b"bytes",)],
     ],
 )
 def test_results_may_be_anything_of_any_size(results: list[Any]) -> None:

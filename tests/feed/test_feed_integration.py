@@ -22,7 +22,7 @@ from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.infer_task import InferRdd, decode_results, exchange
 from sparkdl.feed.transfer.messages import FeederError
-from sparkdl.values.row_codec import encode_rows
+from sparkdl.values.rows import encode_rows
 from tests.doubles.feeds import SOON_S, LevelDriver, LocalNode, Running, numbers, order, values
 
 

@@ -8,7 +8,7 @@ from pyspark.ml.linalg import DenseMatrix, MatrixUDT
 
 from sparkdl.core.errors import FeedTypeError
 from sparkdl.values.columns import convert, to_columns
-from sparkdl.values.row_codec import rows
+from sparkdl.values.rows import rows
 
 VECTOR = pa.struct(
     [

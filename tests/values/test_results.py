@@ -13,7 +13,7 @@ import pytest
 
 from sparkdl.core.errors import InferenceError
 from sparkdl.values.results import result_columns
-from sparkdl.values.row_codec import encode_rows
+from sparkdl.values.rows import encode_rows
 
 Point = namedtuple("Point", "x y")
 FLOATS = pa.list_(pa.field("element", pa.float32()))
@@ -110,7 +110,7 @@ def test_spark_vectors_are_stored_as_spark_does() -> None:
 @pytest.mark.parametrize(
     ("results", "kind", "words"),
     [
-        ([1, "x"], pa.float32(), "'y' is declared as float, and a result is a str, 'x'"),
+        (["x"], pa.float32(), "'y' is declared as float, and a result is a str, 'x'"),
         ([1.0, 1.5], pa.int64(), "a float, 1.5: it has a fraction"),
         ([300], pa.int8(), "a int, 300"),
         ([True], pa.int64(), "a bool, True: a bool is no number"),

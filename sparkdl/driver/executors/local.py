@@ -30,7 +30,7 @@ from sparkdl.node.resources import assigned_gpus
 from sparkdl.node.spec import AgentSpec, StatusLine, start_agent, tail_of
 from sparkdl.node.task import Problem
 from sparkdl.storage.parquet.source import ParquetSource
-from sparkdl.values.row_codec import encode_rows
+from sparkdl.values.rows import encode_rows
 from sparkdl.values.tables import TABLES, Batches, holds_tables, tables_in
 
 _log = logging.getLogger(__name__)

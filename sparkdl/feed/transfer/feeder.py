@@ -35,7 +35,7 @@ from sparkdl.feed.transfer.messages import (
 )
 from sparkdl.feed.transfer.put_stream import Piece, PutStream
 from sparkdl.values.batches import halve, join, join_small
-from sparkdl.values.row_codec import encode_rows
+from sparkdl.values.rows import encode_rows
 
 _log = logging.getLogger(__name__)
 

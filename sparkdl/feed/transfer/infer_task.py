@@ -41,7 +41,7 @@ from sparkdl.feed.transfer.messages import (
     result_batch,
 )
 from sparkdl.values.results import result_columns
-from sparkdl.values.row_codec import encode_rows, rows
+from sparkdl.values.rows import encode_rows, rows
 
 RESULT_SCHEMA = "ipc binary"
 """Spark schema of what `InferRows` returns: Arrow IPC streams of encoded result rows."""

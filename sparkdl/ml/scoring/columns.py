@@ -20,8 +20,7 @@ from sparkdl.driver.executors.scored import arrow_schema
 from sparkdl.ml.scoring.inputs import TEXT, TEXTS, leaf_type
 from sparkdl.ml.scoring.source import Signature, Tensor, only_one
 from sparkdl.spark_versions import parsed_type
-from sparkdl.values.decode import is_list
-from sparkdl.values.ndarrays import Array, is_vector
+from sparkdl.values.ndarrays import Array, is_list, is_vector
 from sparkdl.values.results import build
 
 How = Literal["as it is", "scores", "softmax", "class", "function"]

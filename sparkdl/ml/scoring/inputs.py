@@ -19,8 +19,7 @@ from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.executors.scored import check_distinct
 from sparkdl.ml.scoring.source import ANY, NUMBER, Signature, Tensor, only_one
 from sparkdl.values.columns import convert
-from sparkdl.values.decode import is_list
-from sparkdl.values.ndarrays import Array, lengths
+from sparkdl.values.ndarrays import Array, is_list, lengths
 
 TEXT = "string"
 TEXTS = t.StringType | t.BinaryType

@@ -23,7 +23,7 @@ from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.transfer import infer_task as task
 from sparkdl.feed.transfer.infer_task import decode_results, exchange
 from sparkdl.feed.transfer.messages import FeederError
-from sparkdl.values.row_codec import encode_rows
+from sparkdl.values.rows import encode_rows
 from tests.doubles.feeds import SOON_S, TOKEN, LocalNode, NodeProxy, Running, order
 from tests.doubles.programs import output_of
 
