@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.patch import Function, Patch
-from sparkdl.datasets.tensorflow import batches_of, readers_of, source_of, text_labels
+from sparkdl.datasets.tensorflow import batches_of, readers_of
 from sparkdl.feed.reader.reader import FeedReader
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,6 @@ class _Library:
         return (
             *(warns if self.warning else []),
             Patch(self.fit(), ("self", "x"), _fit, ("stop_training",)),
-            Patch(f"{self.fit().removesuffix('fit')}evaluate", ("self", "x"), _evaluate),
             Patch(f"{self.iterator}.{self.begin}", ("self",), self._begin),
             Patch(f"{self.iterator}.catch_stop_iteration", ("self",), self._catch, mentions),
             Patch(f"{self.callbacks}.{self.before}", ("self",), _before),
@@ -213,8 +212,6 @@ def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(stock).bind(model, *args, **kwargs)
     given = bound.arguments
     readers = readers_of(given.get("x"))
-    _refuse_text_labels(model, given.get("x"), "train_step")
-    _refuse_text_labels(model, given.get("validation_data"), "test_step")
     if any(reader.is_resumed and not reader.has_epoch() for reader in readers):
         _log.warning(
             "fit has nothing left to train on: an earlier run has used all of it. Choose another "
@@ -249,29 +246,6 @@ def _steps_of_feed(model: Any, given: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         batches.steps = before
-
-
-def _evaluate(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
-    given = inspect.signature(stock).bind(model, *args, **kwargs).arguments
-    _refuse_text_labels(model, given.get("x"), "test_step")
-    return stock(model, *args, **kwargs)
-
-
-def _refuse_text_labels(model: Any, data: Any, step: str) -> None:
-    """Name the column whose text Keras' losses refuse; a step of the user's may take it."""
-    dataset = source_of(data)
-    if not (readers := readers_of(dataset)):
-        return
-    methods = (getattr(type(model), step), type(model).compute_loss)
-    is_stock = all(m.__module__.partition(".")[0] in ("keras", "tf_keras") for m in methods)
-    loss = getattr(model, "loss", None)
-    names = text_labels(dataset) if is_stock and loss else []
-    if names := [name for name in names if not isinstance(loss, dict) or name in loss]:
-        raise FeedTypeError(
-            f"feed {readers[0].feed!r}: the label column {names[0]!r} holds text (tf.string), and "
-            "Keras computes losses of numbers. Index it before feeding, for example with "
-            "pyspark.ml.feature.StringIndexer, or in dataset.map(…) with keras.layers.StringLookup"
-        )
 
 
 def _before(stock: Function, callbacks: Any, *args: Any, **kwargs: Any) -> None:

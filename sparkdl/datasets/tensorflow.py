@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _MARK = "_sparkdl_is_step_batched"
 _READER = "_sparkdl_reader"
 _BATCHES = "_sparkdl_batches"
-_TEXT_LABELS = "_sparkdl_text_labels"
 _ONE_BY_ONE = ("_MapDataset", "_ParallelMapDataset", "_PrefetchDataset", "_OptionsDataset")
 """Datasets of TensorFlow that have as many elements as their input."""
 _SOURCE = "_sparkdl_source"
@@ -99,8 +98,6 @@ def tf_dataset(
     setattr(dataset, _MARK, True)
     setattr(dataset, _READER, batches.reader)
     setattr(dataset, _BATCHES, batches)
-    labels = [y] if isinstance(y, str) else y or []
-    setattr(dataset, _TEXT_LABELS, [name for name in labels if specs[name].dtype == tf.string])
     let_strategies_keep_batches()
     _see_ends()
     return dataset
@@ -131,7 +128,7 @@ def readers_of(dataset: Any) -> list[FeedReader]:
 
 def batches_of(data: Any) -> EpochBatches | None:
     """Return the batches of the feed that `data` gives one by one; `None` for anything else."""
-    data = source_of(data)
+    data = getattr(data, _SOURCE, data)
     if (loaded := getattr(data, "dataset", None)) is not None and data.batch_size is None:
         data = loaded
     while (batches := getattr(data, _BATCHES, None)) is None:
@@ -146,29 +143,6 @@ def batches_of(data: Any) -> EpochBatches | None:
 def _inputs(dataset: Any) -> list[Any]:
     inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
     return inputs
-
-
-def text_labels(dataset: Any) -> list[str]:
-    """Return the columns of text that `dataset` gives as labels; none where a `map` changed them.
-
-    Imports TensorFlow for datasets of TensorFlow alone.
-    """
-    spec = getattr(dataset, "element_spec", None)
-    if not isinstance(spec, tuple) or len(spec) < 2:
-        return []
-    import tensorflow as tf
-
-    is_text = [getattr(leaf, "dtype", None) == tf.string for leaf in tf.nest.flatten(spec[1])]
-    while any(is_text) and (names := getattr(dataset, _TEXT_LABELS, None)) is None:
-        if len(inputs := _inputs(dataset)) != 1:
-            return []
-        dataset = inputs[0]
-    return list(names or []) if any(is_text) else []
-
-
-def source_of(data: Any) -> Any:
-    """Return the dataset that a strategy has distributed; `data` itself if it is none such."""
-    return getattr(data, _SOURCE, data)
 
 
 def specs_of(batches: EpochBatches, sample: Columns) -> dict[str, Any]:

@@ -215,52 +215,6 @@ def test_rows_unlike_the_first_ones_are_named(first: Any, later: Any, words: str
         assert str(it.reader.raised) in str(raised.value)
 
 
-@pytest.mark.parametrize("way", ["fit", "evaluate", "validation", "distributed"])
-def test_text_as_a_label_is_refused_by_name_before_keras_traces(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import tensorflow as tf
-
-    from sparkdl.datasets import keras_epochs
-
-    for library in keras_epochs._LIBRARIES:
-        if library.name == "keras":
-            for patch in library.patches():
-                module, _, path = patch.target.partition(":")
-                monkeypatch.setattr(f"{module}.{path}", patch.find())
-    keras_epochs.let_epochs_differ()
-    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with Arrivals() as it:
-        it.batch(labelled(0, 4))
-        with pytest.raises(FeedTypeError, match=r"label column 's' holds text.*StringIndexer"):
-            if way == "evaluate":
-                model.evaluate(dataset(it, "x", "s").prefetch(1), verbose=0)
-            elif way == "validation":
-                numbers = tf.data.Dataset.from_tensors((tf.zeros([4, 2]), tf.zeros([4])))
-                data = dataset(it, "x", "s")
-                model.fit(numbers, validation_data=data, shuffle=False, verbose=0)
-            elif way == "distributed":
-                data = dataset(it, "x", "s")
-                strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-                data = strategy.experimental_distribute_dataset(data)
-                model.fit(data, steps_per_epoch=1, verbose=0)
-            else:
-                model.fit(dataset(it, "x", "s").prefetch(1), verbose=0)
-
-
-def test_text_that_a_map_indexes_is_a_label() -> None:
-    import tensorflow as tf
-
-    from sparkdl.datasets.tensorflow import text_labels
-
-    with Arrivals() as it:
-        it.batch(labelled(0, 4))
-        data = dataset(it, "x", "s")
-        assert text_labels(data.prefetch(1)) == ["s"]
-        assert text_labels(data.map(lambda x, s: (x, tf.strings.length(s)))) == []
-
-
 def test_dataset_is_not_sharded_and_takes_no_rows_in_advance() -> None:
     import tensorflow as tf
 
