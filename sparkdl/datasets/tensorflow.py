@@ -14,7 +14,7 @@ from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.values.columns import Columns, is_text, objects_in
 from sparkdl.values.ndarrays import Array
-from sparkdl.values.tensors import MASK, as_numbers, no_tensor, unnest
+from sparkdl.values.tensors import MASK, as_numbers, no_tensor
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -42,8 +42,7 @@ def tf_dataset(
         Elements are `(x, y)`; `x` alone without `y`; a dict of all columns without both. With
         `tail="pad"` the sample weights are a further element at the end, `(x, y, sample_weight)`,
         unless `x` or `y` names them. Tensors are `[rows, …]` with `rows` up to the batch size,
-        with `tail="pad"` always the batch size; ragged where arrays of the first rows differ in
-        length.
+        with `tail="pad"` always the batch size.
 
     Raises:
         ConfigError: if the epoch has no row for this node; a row's types are needed.
@@ -162,34 +161,25 @@ def spec_of(name: str, column: Array, rows: int | None) -> Any:
     """Return what a column is as a tensor; `rows` is the fixed size of a batch, if it has one.
 
     Raises:
-        FeedTypeError: if it cannot be one. Arrays that differ in length are a ragged one.
+        FeedTypeError: if it cannot be one, as arrays that differ in length.
     """
     import tensorflow as tf
 
-    flat, levels = unnest(name, column) if len(column) else (column, [])
-    flat = as_numbers(name, flat)
-    if flat.dtype == object and not is_text(flat.reshape(-1)):
+    column = as_numbers(name, column)
+    if column.dtype == object and not is_text(column.reshape(-1)):
         raise no_tensor(name, column, "TensorFlow")
-    dtype = tf.string if flat.dtype == object else tf.as_dtype(flat.dtype)
-    shape = (rows, *[None for _ in levels], *flat.shape[1:])
-    if levels:
-        return tf.RaggedTensorSpec(shape, dtype, len(levels), tf.int64)
-    return tf.TensorSpec(shape, dtype)
+    dtype = tf.string if column.dtype == object else tf.as_dtype(column.dtype)
+    return tf.TensorSpec((rows, *column.shape[1:]), dtype)
 
 
 def tensors(columns: Columns, specs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns as their specs say: arrays, or ragged tensors. Refuse other columns."""
+    """Return columns as their specs say. Refuse other columns."""
     return {name: _tensor(name, column, specs[name]) for name, column in columns.items()}
 
 
 def _tensor(name: str, column: Array, spec: Any) -> Any:
-    import tensorflow as tf
-
-    levels: list[Array] = []
-    if isinstance(spec, tf.RaggedTensorSpec):
-        column, levels = unnest(name, column, spec.ragged_rank)
     column = as_numbers(name, column)
-    dtype, inner = np.dtype(spec.dtype.as_numpy_dtype), spec.shape.as_list()[1 + len(levels) :]
+    dtype, inner = np.dtype(spec.dtype.as_numpy_dtype), spec.shape.as_list()[1:]
     sizes = column.shape[1:]
     fits = len(inner) == len(sizes) and all(
         wanted in (None, size) for wanted, size in zip(inner, sizes, strict=True)
@@ -200,13 +190,7 @@ def _tensor(name: str, column: Array, spec: Any) -> Any:
             f"{objects_in(column)} now. Feed rows of one type and shape, or, for arrays of any "
             f"length, pad={{{name!r}: None}}"
         )
-    if not levels:
-        return column
-    if column.dtype != dtype:
-        column = column.astype(dtype)
-    splits = [np.concatenate([[0], np.cumsum(lengths)]) for lengths in levels]
-    # The splits are sums of lengths, so there is nothing to validate with TensorFlow's operations.
-    return tf.RaggedTensor.from_nested_row_splits(column, splits, validate=False)
+    return column
 
 
 def let_strategies_keep_batches() -> None:

@@ -26,7 +26,7 @@ from importlib import import_module
 from pathlib import PurePath
 from typing import Any
 
-from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.patch import Function, Patch
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.datasets.tensorflow import readers_of
@@ -136,17 +136,7 @@ def _build(stock: Function, model: Any, iterator: Any = None, data_batch: Any = 
     strategy = _strategy(model)
     if iterator is not None and strategy is not None:
         data_batch, iterator = _specimen(strategy, iterator), None
-    try:
-        stock(model, iterator, data_batch)
-    except RuntimeError as error:
-        leaves = import_module("keras").tree.flatten(data_batch) if strategy is not None else []
-        if any(hasattr(leaf, "ragged_rank") for leaf in leaves):
-            raise FeedTypeError(
-                "the model cannot be built: its data holds ragged tensors, and under a strategy "
-                "Keras builds models on dense ones. Fill their rows up by ctx.dataset(pad={column: "
-                "None}), or by RaggedTensor.to_tensor in dataset.map"
-            ) from error
-        raise
+    stock(model, iterator, data_batch)
 
 
 def _specimen(strategy: Any, iterator: Any) -> Any:

@@ -251,7 +251,7 @@ class NodeContext(LegacyContext):
         Returns:
             Elements `(x, y)`, with `tail="pad"` `(x, y, sample_weight)`, as `model.fit` takes them;
             only `x` without `y`; dicts of all columns without both. Dates are days, other times
-            microseconds, int64. Columns whose arrays differ in length in the first rows are ragged.
+            microseconds, int64.
         """
         from sparkdl.datasets.keras_epochs import let_epochs_differ
         from sparkdl.datasets.tensorflow import tf_dataset

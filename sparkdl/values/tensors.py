@@ -99,43 +99,33 @@ def _is_wanted(name: str, columns: tuple[str, ...] | None) -> bool:
     return columns is None or any(is_within(name, wanted) for wanted in columns)
 
 
-def unnest(name: str, column: Array, levels: int | None = None) -> tuple[Array, list[Array]]:
-    """Return the innermost values of rows of different lengths, and the lengths level by level.
-
-    Without `levels` there are as many as hold arrays of different lengths.
+def _unnested(name: str, column: Array) -> tuple[Array, Array]:
+    """Return the values of rows of different lengths one after another, and the lengths.
 
     Raises:
-        FeedTypeError: if arrays differ in more than their lengths, or there are fewer levels.
+        FeedTypeError: if rows are no arrays, or differ in more than their lengths.
     """
-    counts: list[Array] = []
-    while len(counts) != levels:
-        is_nested = column.dtype == object and all(isinstance(v, np.ndarray) for v in column.flat)
-        if not is_nested and levels is None:
-            break
-        if column.ndim > 1:
-            # Rows of equal length are one array, and not an array of arrays.
-            counts.append(np.full(len(column), column.shape[1], np.int64))
-            column = column.reshape(-1, *column.shape[2:])
-            continue
-        if not is_nested:
-            raise FeedTypeError(
-                f"column {name!r} holds {objects_in(column)}, and must hold arrays. Feed arrays "
-                "in all rows, or leave it out of pad="
-            )
-        counts.append(np.fromiter(map(len, column), np.int64, len(column)))
-        # An empty row says nothing of the shape behind its first dimension.
-        parts = [part for part in column if len(part)] or [column[0]]
-        if len({part.shape[1:] for part in parts}) > 1:
-            raise FeedTypeError(
-                f"column {name!r} holds arrays that differ in more than their first dimension. "
-                "Make them alike in the others, or read the column with ctx.batches"
-            )
-        column = np.concatenate(parts)
-    return column, counts
+    if column.ndim > 1:
+        # Rows of equal length are one array, and not an array of arrays.
+        counts = np.full(len(column), column.shape[1], np.int64)
+        return column.reshape(-1, *column.shape[2:]), counts
+    if column.dtype != object or not all(isinstance(v, np.ndarray) for v in column.flat):
+        raise FeedTypeError(
+            f"column {name!r} holds {objects_in(column)}, and must hold arrays. Feed arrays "
+            "in all rows, or leave it out of pad="
+        )
+    # An empty row says nothing of the shape behind its first dimension.
+    parts = [part for part in column if len(part)] or [column[0]]
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise FeedTypeError(
+            f"column {name!r} holds arrays that differ in more than their first dimension. "
+            "Make them alike in the others, or read the column with ctx.batches"
+        )
+    return np.concatenate(parts), np.fromiter(map(len, column), np.int64, len(column))
 
 
 def _filled(name: str, column: Array, length: int | None) -> tuple[Array, Array, Array]:
-    flat, (lengths,) = unnest(name, column, 1)
+    flat, lengths = _unnested(name, column)
     is_object = flat.dtype == object
     if is_object and not is_text(flat):
         kind = objects_in(flat)

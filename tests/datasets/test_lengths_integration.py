@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.core.errors import FeedTypeError
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 from tests.frameworks.programs.models import strategy_of_workers
@@ -50,21 +49,12 @@ def model_of_words() -> Any:
     return Words()
 
 
-def dense(tokens: Any) -> dict[str, Any]:
-    """Return ragged tokens as padded ones, and their mask."""
-    import tensorflow as tf
-
-    filled = tokens.to_tensor()
-    return {"tokens": filled, "tokens.mask": tf.sequence_mask(tokens.row_lengths())}
-
-
-WAYS = ("number", "longest", "map")
+WAYS: dict[str, int | None] = {"number": LONGEST + 2, "longest": None}
 
 
 def fit(args: None, ctx: NodeContext) -> dict[str, Any]:
     """Fit on the rows in each way; all rows are one step."""
     import keras
-    import tensorflow as tf
 
     strategy, found = strategy_of_workers(), {}
 
@@ -74,45 +64,21 @@ def fit(args: None, ctx: NodeContext) -> dict[str, Any]:
             model.compile(keras.optimizers.SGD(RATE), "mse")
         return model
 
-    for way in WAYS:
-        pads: dict[str, dict[str, int | None]] = {
-            "number": {"tokens": LONGEST + 2},
-            "longest": {"tokens": None},
-        }
-        pad = pads.get(way)
-        x = ["tokens", "tokens.mask"] if pad else "tokens"
-        data = ctx.dataset(ROWS // 2, x=x, y="y", feed=way, pad=pad)
-        if way == "map":
-            data = data.map(lambda tokens, y: (dense(tokens), y))
+    for way, length in WAYS.items():
+        x = ["tokens", "tokens.mask"]
+        data = ctx.dataset(ROWS // 2, x=x, y="y", feed=way, pad={"tokens": length})
         model = compiled()
         model.fit(data, epochs=EPOCHS, verbose=0)
         found[way] = model.get_weights()[0][:, 0].tolist()
-    ragged = ctx.dataset(3, x="tokens", y="y", feed="ragged")
-    with pytest.raises(FeedTypeError, match="under a strategy Keras builds models on dense ones"):
-        compiled().fit(ragged, verbose=0)
-    total, n = 0, 0
-
-    @tf.function  # type: ignore[untyped-decorator]
-    def step(batch: Any) -> Any:
-        def of_replica(tokens: Any, y: Any) -> Any:
-            assert isinstance(tokens, tf.RaggedTensor)
-            return tf.reduce_sum(tokens.flat_values)
-
-        return strategy.reduce("SUM", strategy.run(of_replica, args=batch), axis=None)
-
-    for batch in strategy.experimental_distribute_dataset(ragged):
-        total, n = total + int(step(batch)), n + 1
-    return {**found, "ragged": total, "steps": n}
+    return found
 
 
 @pytest.mark.tensorflow
-def test_workers_of_a_strategy_train_on_padded_and_ragged_columns_as_one_process_does() -> None:
+def test_workers_of_a_strategy_train_on_padded_columns_as_one_process_does() -> None:
     with launch(fit, framework="tensorflow") as cluster:
         for way in WAYS:
             cluster.feed(DATA, epochs=EPOCHS, feed=way, timeout_s=SOON_S)
-        cluster.feed(DATA, feed="ragged", timeout_s=SOON_S)
         first, second = cluster.results(SOON_S)
     assert first == second
     for way in WAYS:
         np.testing.assert_allclose(first[way], weights_of_one_process(), rtol=1e-4, err_msg=way)
-    assert first["ragged"] == sum(map(sum, TOKENS))

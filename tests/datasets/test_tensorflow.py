@@ -118,25 +118,11 @@ LISTS = pa.record_batch(
 )
 
 
-def test_arrays_of_different_lengths_are_ragged_tensors() -> None:
-    import tensorflow as tf
-
+def test_arrays_of_different_lengths_are_refused_without_padding() -> None:
     with Arrivals() as it:
         it.batch(LISTS)
-        it.batch(LISTS.slice(0, 1))  # of one length
-        it.batch(LISTS.slice(2, 1))  # of no element
-        it.end_epoch(0)
-        data = dataset(it, batch_size=3)
-        expected = tf.RaggedTensorSpec((None, None), tf.int32, 1, tf.int64)
-        assert data.element_spec["ids"] == expected
-        assert data.element_spec["deep"].ragged_rank == 2
-        first, second = data
-        assert first["ids"].to_list() == [[1], [2, 3], []]
-        assert first["words"].to_list() == [[b"a"], [b"b", b"c"], []]
-        assert first["deep"].to_list() == [[[1]], [[2, 3], []], []]
-        assert first["at"].to_list() == [[5], [], [6, 7]]
-        assert second["ids"].to_list() == [[1], []]
-        assert second["deep"].to_list() == [[[1]], []]
+        with pytest.raises(FeedTypeError, match=r"different lengths.*pad=\{'ids': None\}"):
+            dataset(it, "ids", batch_size=3)
 
 
 @pytest.mark.parametrize("length", [None, 4])

@@ -202,7 +202,7 @@ def test_partitions_that_come_at_once_do_not_mix() -> None:
 def test_rows_of_several_kinds_get_their_results() -> None:
     with LocalNode() as node:
         serving = serve(node, lambda rows: [str(row) for row in rows])
-        rows = [1, 2, 3, "a", "b", (1, "x"), None]
+        rows: list[Any] = [1, 2, 3, (1, "x"), None, "a", {"b": 2.5}]
         assert list(InferRdd(order([node.target]))(iter(rows))) == [str(row) for row in rows]
         node.end_feed()
         serving.result()

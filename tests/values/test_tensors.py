@@ -1,4 +1,4 @@
-"""Times become integers; rows of different lengths are unnested, or filled up to one length."""
+"""Times become integers; rows of different lengths are filled up to one length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from sparkdl.values.tensors import (
     no_tensor,
     padded,
     stored,
-    unnest,
 )
 
 LISTS = st.lists(st.lists(st.integers(-9, 9), max_size=5), min_size=1, max_size=8)
@@ -122,20 +121,10 @@ def test_columns_that_padding_misses_or_adds_are_refused() -> None:
         padded({"c": lists, "c.mask": lists}, {"c": 2}, None)
 
 
-def test_values_of_lists_are_unnested_to_any_depth() -> None:
-    deep = [[[1], [2, 3]], [], [[4]]]
-    flat, counts = unnest("c", column(deep))
-    assert flat.tolist() == [1, 2, 3, 4]
-    assert [each.tolist() for each in counts] == [[2, 0, 1], [1, 2, 1]]
-    flat, counts = unnest("c", column([[1, 2], [3, 4]]), 1)
-    assert (flat.tolist(), counts[0].tolist()) == ([1, 2, 3, 4], [2, 2])
-    assert unnest("c", np.arange(3))[1] == []
-
-
 def test_arrays_that_differ_in_two_dimensions_are_refused() -> None:
     odd = np.fromiter([np.zeros((2, 3)), np.zeros((2, 4))], object, 2)
     with pytest.raises(FeedTypeError, match="column 'c' holds arrays that differ in more than"):
-        unnest("c", odd)
+        padded({"c": odd}, {"c": None}, None)
 
 
 def test_error_about_lists_says_how_to_pad_them() -> None:
