@@ -48,7 +48,6 @@ class FeedRequest:
         is_micro_batch: of a stream, which brings it once.
         shape: the known part of the data's shape, before the data is read.
         reader: one of `READERS`; `auto` means the nodes where they are sure to read the same rows.
-        frame: the DataFrame behind the files `data`, if Spark may read it instead.
         shuffle: one of `SHUFFLES`.
     """
 
@@ -59,7 +58,6 @@ class FeedRequest:
     is_micro_batch: bool = False
     shape: CallShape = UNKNOWN
     reader: str = "auto"
-    frame: Any = None
     shuffle: str | None = None
 
 
@@ -167,12 +165,6 @@ def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
     return CallShape(now.partitions or before.partitions, rows, now.numbering)
 
 
-def _numbered_as(request: FeedRequest, rows: EpochRows, shape: CallShape) -> FeedRequest:
-    if request.frame is None or not any(rows.values()) or shape.numbering:
-        return request
-    return replace(request, data=request.frame, shape=UNKNOWN)
-
-
 class CallHistory:
     """The calls of one feed, oldest first, except covered ones.
 
@@ -211,7 +203,6 @@ class CallHistory:
             number, self._next_number = self._next_number, self._next_number + 1
         rows = self._restored.rows.get(number, {})
         before = self._restored.shapes.get(number, UNKNOWN)
-        request = _numbered_as(request, rows, before)
         call = Call(number, request, uuid.uuid4().hex, request.shape)
         # An earlier run has fed this call, and its checkpoint covers it as a whole.
         if 0 <= number < self._restored.calls:
@@ -338,7 +329,7 @@ class CallHistory:
             is_over = call.fed_in == self._generation or call.is_broken or is_covered
             if is_over and (call.request.is_micro_batch or not self._keeps or is_covered):
                 # Data of the driver's own may be large, and nothing reads them again.
-                call.request = replace(call.request, data=None, frame=None)
+                call.request = replace(call.request, data=None)
             # In order, since `_first` promises that every call before it is covered.
             is_done = is_covered and number <= self._first
             if is_done or (is_over and not self._keeps):

@@ -243,7 +243,7 @@ class Feeds:
         Raises:
             ConfigError: if files cannot be read, see `list_files`, or not by `reader`.
         """
-        files, frame = request.data, None
+        files = request.data
         if parquet_paths(files) is not None:
             files = self._looked_up(name, partial(listed, files, self._spec))
         if isinstance(files, ParquetSource):
@@ -255,9 +255,9 @@ class Feeds:
             found = self._scanned(name, request)
             if found is None:
                 return request
-            files, frame = found, request.data if request.reader == "auto" else None
+            files = found
         shape = CallShape(1, {0: files.num_rows}, files.numbering)
-        return replace(request, data=files, shape=shape, frame=frame)
+        return replace(request, data=files, shape=shape)
 
     def _scanned(self, name: str, request: FeedRequest) -> ParquetSource | None:
         is_asked = request.reader == "nodes"

@@ -11,7 +11,7 @@ from sparkdl.core.errors import ConfigError, FeedTimeoutError
 from sparkdl.core.listing import listed
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.spelling import did_you_mean
-from sparkdl.driver.feeds.coverage import Call, FeedRequest
+from sparkdl.driver.feeds.coverage import Call
 from sparkdl.driver.feeds.state import (
     Action,
     Cutting,
@@ -215,17 +215,6 @@ def check_size(message: ReadShare) -> None:
             f"{nbytes} bytes, and {MAX_MESSAGE_NBYTES} are allowed. Write fewer and larger files "
             "(row groups of some 100 MB), feed a part of the files at a time, or use more nodes"
         )
-
-
-def warn_of_reader(name: str, request: FeedRequest, call: Call) -> list[Action]:
-    if call.request.data is request.data:
-        return []
-    return [
-        Warn(
-            f"Feed {name!r}: the rows cross Spark all the same, because the checkpoint says which "
-            "of them have been used by their numbers in Spark's partitions"
-        )
-    ]
 
 
 def warn_of_lost(name: str, calls: list[Call]) -> list[Action]:

@@ -47,7 +47,6 @@ from sparkdl.driver.feeds.report import (
     report,
     standstill,
     warn_of_lost,
-    warn_of_reader,
 )
 from sparkdl.driver.feeds.state import (
     Action,
@@ -162,8 +161,7 @@ def _serve(feed: Feed) -> tuple[Feed, list[Action]]:
     try:
         if first.call is None:
             call = feed.history.add(first.request)
-            warning = warn_of_reader(feed.name, first.request, call)
-            return replace(feed, requests=(replace(first, call=call), *others)), warning
+            return replace(feed, requests=(replace(first, call=call), *others)), []
         answer: Any = covered_report(first.call)
     except SparkdlError as error:
         answer = error

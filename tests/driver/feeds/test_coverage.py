@@ -165,21 +165,6 @@ def test_other_data_than_a_checkpoint_was_made_with_are_refused(
         history.add(FeedRequest("data", shape=now))
 
 
-def test_rows_that_spark_has_numbered_are_read_by_spark_again() -> None:
-    """But not if none of them is covered one by one, for then their numbers do not matter."""
-    request = FeedRequest("files", 3, shape=CallShape(1, {0: 10}, "n"), frame="frame")
-    history = CallHistory("input")
-    rows: dict[int, EpochRows] = {0: {1: {0: ((0, 5),)}}, 1: {1: {}}, 2: {1: {0: ((0, 5),)}}}
-    shapes = {0: CallShape(4), 1: CallShape(4), 2: CallShape(1, {0: 10}, "n")}
-    history.restore(FeedCoverage(0, rows, shapes))
-    by_spark, from_files, as_before = (history.add(request) for _ in range(3))
-    assert (by_spark.request.data, by_spark.shape) == ("frame", CallShape(4))
-    assert [each.epoch for each in by_spark.left()] == [1, 2]
-    assert from_files.request is request
-    assert (from_files.shape, from_files.whole) == (request.shape, 1)
-    assert (as_before.request.data, as_before.shape) == ("files", request.shape)
-
-
 def test_data_that_come_in_other_partitions_the_second_time_are_refused() -> None:
     order = FeedSpec("input", 0, "run", (), "token")
     order.check_partitions(2)

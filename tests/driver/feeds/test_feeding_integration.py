@@ -146,25 +146,6 @@ def test_feed_ends_early_once_no_node_wants_more(roomy: Lab, feed: str) -> None:
 # what ends a feed, and what it refuses
 
 
-def test_feed_that_nobody_reads_times_out_and_names_the_node(
-    roomy: Lab, feed: str, tmp_path: Path
-) -> None:
-    def stall_in_one(args: list[Any], ctx: NodeContext) -> None:
-        name, gate = args
-        if ctx.rank == 1:
-            gate.wait()
-        count(name, ctx)
-
-    gate = Gate.at(tmp_path / "gate")
-    roomy.begin(stall_in_one, [feed, gate])
-    with gate.wait_until_reached(), pytest.raises(FeedTimeoutError) as caught:
-        roomy.cluster.feed(range(100), feed=feed, timeout_s=STILL_S)
-    roomy.ended(feed)
-    story = str(caught.value)
-    assert "no progress for 1 s: worker:1 has read 0 rows in 0 steps, and received 50" in story
-    assert "Raise the feed's timeout" in story
-
-
 def test_what_cannot_be_fed_is_refused_before_a_row_is_sent(roomy: Lab, feed: str) -> None:
     roomy.begin(count, feed)
     for data, epochs, text in (

@@ -12,14 +12,13 @@ import pytest
 
 from sparkdl.control.messages import ReadShare
 from sparkdl.control.rows import DataFile, Share, Storage
-from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.feeds import feeds
 from sparkdl.driver.feeds.feeds import listed
 from sparkdl.driver.feeds.report import check_size
 from sparkdl.node.context import NodeContext
-from tests.doubles.labs import Lab
-from tests.doubles.meetings import STEP_S, Meetings, meet, parts
+from tests.doubles.meetings import STEP_S, parts
 from tests.doubles.nodes import SOON_S, launch
 from tests.doubles.until import until
 
@@ -44,51 +43,6 @@ def test_report_counts_all_rows_of_loops_that_were_left_early() -> None:
     assert [len(loop) for loop in loops] == [16, 16, 16]
     assert len({str(loop) for loop in loops}) == 3
     assert (report.rows_used, report.rows_again, report.rows_unused) == (16, 32, 84)
-
-
-def wait_then(args: dict[str, Any], ctx: NodeContext) -> int:
-    """Read a batch; when the test says so, one node ends or fails. Read on until the feed ends."""
-    batches = ctx.batches(4, ["x"], args["feed"], even=True)
-    rows = len(next(iter(batches))["x"])
-    if ctx.rank == 1:
-        meet(args["held"])
-        if args["how"] == "raise":
-            raise ValueError("no such layer")
-        batches.reader.terminate()
-    while batches.reader.peek_batch() is not None:
-        rows += sum(len(batch["x"]) for batch in batches)
-    return rows
-
-
-def test_terminate_between_two_calls_says_that_no_more_is_wanted(roomy: Lab, feed: str) -> None:
-    cluster = roomy.cluster
-    with Meetings() as held:
-        roomy.begin(wait_then, {"feed": feed, "held": held.port, "how": "terminate"})
-        wants_more = cluster._feeds.wants_more(feed)
-        cluster.feed(parts(8), 1, feed, STEP_S)
-        assert wants_more()
-        meet(held.port)
-        assert until(lambda: not wants_more())
-        wants_more = cluster._feeds.wants_more(feed)
-        assert cluster.feed(parts(20), 1, feed, STEP_S).rows_used == 20, "the next call is read"
-        assert wants_more()
-        cluster.end_feeds(feed)
-        roomy.results()
-    with pytest.raises(ConfigError, match="needs Spark"):
-        cluster.train_stream(parts(1))  # type: ignore[arg-type]
-
-
-def test_failed_node_wants_no_more() -> None:
-    with (
-        Meetings() as held,
-        launch(wait_then, {"feed": "input", "how": "raise", "held": held.port}) as cluster,
-    ):
-        wants_more = cluster._feeds.wants_more("input")
-        cluster.feed(parts(8), 1, "input", STEP_S)
-        meet(held.port)
-        assert until(lambda: not wants_more())
-        with pytest.raises(NodeFailedError, match="no such layer"):
-            cluster.shutdown()
 
 
 SPEC = ClusterSpec("c", plan_nodes(1))

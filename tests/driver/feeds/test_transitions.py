@@ -26,7 +26,7 @@ from sparkdl.control.messages import (
     Lot,
     Spooled,
 )
-from sparkdl.control.rows import CallShape, EpochRows, FeedCoverage, merge_epochs
+from sparkdl.control.rows import EpochRows, merge_epochs
 from sparkdl.core.errors import (
     FeedClosedError,
     FeedTimeoutError,
@@ -237,19 +237,6 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     assert of_data.say(fs.JobBroke(1, error, is_of_data=True)) == [CUT_SHORT]
 
 
-def test_stand_still_is_told_with_the_node_that_is_behind() -> None:
-    play = Play()
-    play.asked(timeout_s=9.0)
-    play.seen({"given": Given(5), "rows_received": 5}, {"given": Given(1), "rows_received": 5})
-    assert play.state.deadline_s == 9.0
-    assert play.expire() == [fs.CancelJob(1)]
-    assert play.say(fs.JobEnded(1, fed(10))) == [CUT_SHORT]
-    *_, answer = play.seen({"cut": EpochCount(0)}, {"cut": EpochCount(0)})
-    assert isinstance(answer, fs.Answer)
-    assert isinstance(answer.value, FeedTimeoutError)
-    assert "no progress for 9 s: worker:1 has read 1 rows" in str(answer.value)
-
-
 def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None:
     play = Play()
     play.asked(timeout_s=9.0)
@@ -346,18 +333,6 @@ def test_rows_that_cannot_be_fetched_end_the_call() -> None:
     assert problem in str(answer.value)
 
 
-def test_rows_that_a_checkpoint_knows_by_sparks_numbers_cross_spark_and_a_warning_says_so() -> None:
-    play = Play()
-    coverage = FeedCoverage(0, {0: {0: {1: ((0, 5),)}}}, {0: CallShape(4)})
-    play.state.feed.history.restore(coverage)
-    files = FeedRequest("files", shape=CallShape(1, {0: 9}, "n"), frame="frame")
-    warning, *_, job = play.say(fs.Requested(fs.FeedAsked(7, files)))
-    assert isinstance(warning, fs.Warn)
-    assert "the rows cross Spark all the same" in warning.text
-    assert isinstance(job, fs.StartJob)
-    assert job.data == "frame"
-
-
 def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -> None:
     once = Play()
     data = iter(range(3))
@@ -390,13 +365,6 @@ def test_who_waits_is_told_when_the_cluster_ends_whatever_it_does() -> None:
 def test_what_is_not_in_the_table_is_a_bug() -> None:
     with pytest.raises(IllegalTransitionError, match="str in Idle"):
         step(fs.Idle(feed_of(1)), "no event", 0.0)  # type: ignore[arg-type]
-
-
-def test_every_state_takes_every_event() -> None:
-    states = {state for state, _ in TRANSITIONS}
-    events = {event for _, event in TRANSITIONS}
-    assert len(states) == 7
-    assert {*TRANSITIONS} == {(state, event) for state in states for event in events}
 
 
 # against simulated nodes

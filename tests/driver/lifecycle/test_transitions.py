@@ -209,15 +209,6 @@ def test_all_run_again_whoever_had_returned() -> None:
     assert isinstance(play.state, states.Finished)
 
 
-def test_stop_during_a_restart_ends_it() -> None:
-    play = Play()
-    play.say(play.broke("b"))
-    play.expire()
-    play.say(states.StopAsked(1.0, 1.0), *(play.left(i) for i in "abc"))
-    assert isinstance(play.state, states.Stopped)
-    assert "stopped before all nodes had restarted" in str(states.failure_of(play.state))
-
-
 # Nodes that are not trainers. Node 0, "a", is the evaluator.
 
 EVALUATED = {"evaluator": True}
