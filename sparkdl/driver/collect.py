@@ -28,11 +28,7 @@ MAX_GATHERED_NBYTES = MAX_MESSAGE_NBYTES // 4 * 3 - 64 * 1024
 
 
 class Checkpoints:
-    """The checkpoints under way in one world. Nothing of an older world counts.
-
-    Attributes:
-        coverage: the calls of all feeds, and the rows that checkpoints cover.
-    """
+    """The checkpoints under way in one world. Nothing of an older world counts."""
 
     def __init__(self, cluster_id: str, coverage: CoverageStore) -> None:
         self.coverage = coverage
@@ -83,11 +79,7 @@ class Checkpoints:
         return leader, CheckpointCommit(self._generation, step, text)
 
     def done(self, generation: int, message: CheckpointDone) -> CheckpointRef | None:
-        """Return the completed checkpoint; note the rows that it covers.
-
-        Args:
-            generation: of the world that there is now.
-        """
+        """Return the completed checkpoint; note the rows that it covers."""
         if message.generation != generation or generation != self._generation:
             return None
         feeds = self._committing.pop(message.step, None)

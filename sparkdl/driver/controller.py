@@ -52,11 +52,6 @@ _PROGRESS_S = 0.05
 class Controller:
     """One cluster's coordinator. `start`, use, `close`.
 
-    Args:
-        executor: where the nodes run.
-        checkpoint: the checkpoint from which the first world resumes.
-        tls: the certificate of the cluster's servers; `None` without TLS.
-
     Attributes:
         changed: held while the `view` changes.
         events: the cluster's events, for subscribers.
@@ -100,12 +95,7 @@ class Controller:
     # From other threads.
 
     def start(self, host: str, ports: tuple[int, ...]) -> ServerAddress:
-        """Start the thread and listen; return where the executors reach it.
-
-        Raises:
-            ConfigError: if `host` and `ports` offer no place to listen at, or this process may
-                not have a connection to each node.
-        """
+        """Start the thread and listen; return where the executors reach it."""
         self._thread.start()
         try:
             self.reached_at = address = self._call(self.server.start(host, ports))

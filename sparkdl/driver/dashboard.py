@@ -46,11 +46,7 @@ _END_S = 5.0
 
 
 class Recorder(Batches):
-    """Writes the events of one cluster to the file `path`, in a thread: a disk may hang.
-
-    Raises:
-        OSError: if the file cannot be made.
-    """
+    """Writes the events of one cluster to the file `path`, in a thread: a disk may hang."""
 
     def __init__(self, controller: Controller, folder: str) -> None:
         cluster = controller.spec.cluster_id
@@ -142,12 +138,6 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
     Args:
         wanted: None for one if it is installed, unless SPARKDL_DASHBOARD=0 says otherwise.
         host: the address that it listens at.
-
-    Raises:
-        FrameworkMissingError: if it is asked for and not installed.
-        ConfigError: if it is asked for, and an environment variable makes no sense, or nothing can
-            listen at `host`.
-        OSError: if it is asked for, and its process cannot be started.
     """
     if wanted is None and not (Environment.read().dashboard and is_available()):
         return None

@@ -28,11 +28,7 @@ class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Launched(Event, frozen=True):
-    """A cluster is being launched.
-
-    Attributes:
-        nodes: their names, by node id.
-    """
+    """A cluster is being launched."""
 
     framework: str
     nodes: tuple[str, ...]
@@ -167,9 +163,5 @@ def line_of(event: Event) -> bytes:
 
 
 def event_of(line: bytes) -> AnyEvent:
-    """Return the event of a line.
-
-    Raises:
-        msgspec.DecodeError: if it is none.
-    """
+    """Return the event of a line."""
     return _events.decode(line)

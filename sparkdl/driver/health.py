@@ -69,12 +69,7 @@ def progress_of(
     activity: Mapping[int, NodeActive],
     have_feeds_ended: bool,
 ) -> list[Progress]:
-    """Return the progress of the nodes that finish the job and have not returned.
-
-    Args:
-        feeds: the nodes' counts by node id and feed.
-        activity: the nodes' other reports, by node id.
-    """
+    """Return the progress of the nodes that finish the job and have not returned."""
     may_be_fed = state.roster.spec.is_fed and not have_feeds_ended
     found = []
     by_node: dict[int, list[FeedCount]] = {}
@@ -168,13 +163,7 @@ class Hang:
 
 @dataclass(frozen=True)
 class Watch:
-    """The last observation of the training.
-
-    Attributes:
-        since_s: when anything last changed.
-        looked_s: when the nodes were last looked at.
-        is_reported: this standstill has been reported.
-    """
+    """The last observation of the training."""
 
     generation: int = -1
     signs: Mapping[int, object] = field(default_factory=dict)

@@ -140,12 +140,7 @@ class Phases:
 
 
 class Samples:
-    """How far the nodes are, and how fast: the last minute of one generation.
-
-    Attributes:
-        last: the last sample, of an earlier generation perhaps.
-        series: the curves of all generations.
-    """
+    """How far the nodes are, and how fast: the last minute of one generation."""
 
     def __init__(self) -> None:
         self.last: Sampled | None = None

@@ -191,11 +191,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Watch:
-    """The observers of a cluster, attached before its first node starts.
-
-    Attributes:
-        tracker: what `follower_of_launch` returns.
-    """
+    """The observers of a cluster, attached before its first node starts."""
 
     asked: Observe
     files: LogFiles | None
@@ -285,12 +281,7 @@ def _start(
 
 
 def _at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]:
-    """Make the folder of the checkpoints absolute, and return the newest one in it.
-
-    Raises:
-        ConfigError: if it cannot be written.
-        CheckpointError: if it cannot be read.
-    """
+    """Make the folder of the checkpoints absolute, and return the newest one in it."""
     if spec.checkpoint_dir is None:
         return spec, None
     if not spec.checkpoint_dir:

@@ -26,14 +26,7 @@ _MAX_WAITING = 1000
 
 
 def check_folder(option: str, folder: str | os.PathLike[str]) -> str:
-    """Make a folder of this machine if it is not there, and return its absolute path.
-
-    Args:
-        option: of the launch that names it.
-
-    Raises:
-        ConfigError: if it is no path of this machine, or cannot be written to.
-    """
+    """Make a folder of this machine if it is not there, and return its absolute path."""
     text = os.fspath(folder) if isinstance(folder, (str, os.PathLike)) else ""
     if not text:
         raise ConfigError(f"{option}={folder!r}: give the path of a folder")

@@ -18,11 +18,7 @@ from sparkdl.core.errors import ConfigError
 
 
 def pickle_user_code(map_fun: Callable[..., Any], args: Any) -> bytes:
-    """Return the pickled `(map_fun, args)`.
-
-    Raises:
-        ConfigError: if something cannot be pickled; the message names the variable.
-    """
+    """Return the pickled `(map_fun, args)`."""
     if not callable(map_fun):
         raise ConfigError(
             f"map_fun must be a function of (args, ctx), not {type(map_fun).__name__}"
@@ -82,11 +78,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
 
 def check_arity(function: Callable[..., Any]) -> None:
-    """Check that `map_fun` can be called with `(args, ctx)`, as far as its signature shows.
-
-    Raises:
-        ConfigError: if it cannot.
-    """
+    """Check that `map_fun` can be called with `(args, ctx)`, as far as its signature shows."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of builtins, some have none

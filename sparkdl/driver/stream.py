@@ -38,10 +38,6 @@ Subscriber = Callable[[Any], None]
 class ClusterEvents:
     """The events of one cluster, and their subscribers; see Events in docs/design.md.
 
-    Args:
-        changed: held while the view changes.
-        loop: the controller's, where events are published.
-
     Attributes:
         begun_s: when the cluster was launched, as Unix time in seconds.
     """

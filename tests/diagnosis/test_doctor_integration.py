@@ -49,6 +49,7 @@ def test_job_that_never_ends_is_cancelled(
     monkeypatch.setattr(probe, "answer", _never)
     found = findings(sparkdl.doctor(spark_cluster, 1, framework="plain", limit_s=1))
     assert found["executors"].startswith("problem: a job of 4 tasks has not ended within 1 s")
+    assert "launch" in found
 
 
 def _never(host: str, port: int, batches: object) -> object:

@@ -20,7 +20,7 @@ from sparkdl.driver.executors.plan import (
     texts,
 )
 from sparkdl.driver.executors.scored import arrow_schema, distinct_columns
-from sparkdl.driver.slots.advice import is_true
+from sparkdl.driver.executors.sessions import is_true
 from sparkdl.storage.parquet.scan import Scan, ScannedColumn, ScannedFile, source_of
 from sparkdl.storage.parquet.source import ParquetSource
 
@@ -52,13 +52,6 @@ def scanned_files(
     Nodes can read the files if Spark's plan only scans plain Parquet files; it may choose and
     rename columns. The nodes then read the same rows as Spark, in the same order. This reads the
     files' footers; it starts no job.
-
-    Args:
-        is_local: refuse files that are not local ones.
-        is_wanted: asked before each footer.
-
-    Raises:
-        ConfigError: if nodes cannot, or might read other rows; it says why.
     """
     if not hasattr(data, "mapInArrow"):
         raise ConfigError(f"a {type(data).__name__} is no DataFrame")

@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.driver.slots.advice import is_true
+from sparkdl.driver.executors.sessions import is_true
 
 _PARQUET = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
 _TRANSPARENT = ("Project", "Filter", "SubqueryAlias")
@@ -60,11 +60,7 @@ class Projection:
         self._places = {number_of(tree): place for place, tree in enumerate(self._trees)}
 
     def below(self, origin: Origin) -> Origin:
-        """Follow a column through the projection.
-
-        Raises:
-            ConfigError: if it is computed.
-        """
+        """Follow a column through the projection."""
         place = self._places[origin.number]
         *above, last = self._trees[place]
         if kind_in(last) == "AttributeReference" and {*map(kind_in, above)} <= {"Alias"}:
@@ -111,11 +107,7 @@ class PlannedScan:
     is_filtered: bool
 
     def stored_as(self, origin: Origin) -> str:
-        """Return the name in the files of a column.
-
-        Raises:
-            ConfigError: if files do not hold it.
-        """
+        """Return the name in the files of a column."""
         attribute = self.attributes.get(origin.number)
         name = str(attribute["name"]) if attribute else ""
         if attribute is None or name not in self.stored or name in self.partitions:
@@ -126,15 +118,7 @@ class PlannedScan:
 
 
 def find_scan(frame: DataFrame, plan: Any, places: Sequence[int], is_local: bool) -> PlannedScan:
-    """Return the scan of Parquet files that the columns at `places` come from.
-
-    Args:
-        plan: one of the DataFrame's plans, analyzed or later.
-        is_local: refuse files that are not local ones.
-
-    Raises:
-        ConfigError: if there is none, or settings change what Spark would read; it says why.
-    """
+    """Return the scan of Parquet files that the columns at `places` come from."""
     # A call of py4j for each column would take minutes for a table of thousands.
     output, names = trees(frame, plan.output()), frame.columns
     origins = [Origin(names[place], number_of(output[place])) for place in places]
@@ -161,11 +145,7 @@ def find_scan(frame: DataFrame, plan: Any, places: Sequence[int], is_local: bool
 
 
 def check_shape(plan: Any) -> None:
-    """Check cheaply that a plan before optimization might be such a scan.
-
-    Raises:
-        ConfigError: if it cannot become one.
-    """
+    """Check cheaply that a plan before optimization might be such a scan."""
     while (kind := kind_of(plan)) != "LogicalRelation":
         if kind not in _VANISHING:
             raise ConfigError(f"its rows come through {kind}, not straight from files")

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.driver.slots.advice import is_true
+from sparkdl.driver.executors.sessions import is_true
 from sparkdl.feed.transfer.infer_task import RESULT_SCHEMA, InferColumns, InferRows
 from sparkdl.feed.transfer.messages import FeedSpec
 from sparkdl.spark_versions import arrow_schema_of, parsed_type
@@ -31,11 +31,7 @@ _NEEDS_SCHEMA = (
 
 
 def scored(frame: DataFrame, spec: FeedSpec, schema: str | StructType | None) -> DataFrame:
-    """Return `frame` with columns of results; lazy, no job runs.
-
-    Raises:
-        ConfigError: if `schema` is missing or cannot work.
-    """
+    """Return `frame` with columns of results; lazy, no job runs."""
     if schema is None:
         raise ConfigError(_NEEDS_SCHEMA)
     columns = distinct_columns(frame)
@@ -56,11 +52,7 @@ def tells_cases(frame: DataFrame) -> bool:
 
 
 def distinct_columns(frame: DataFrame) -> tuple[str, ...]:
-    """Return the names of a DataFrame's columns.
-
-    Raises:
-        ConfigError: if two have one name: a row has values by name.
-    """
+    """Return the names of a DataFrame's columns."""
     columns = tuple(frame.columns)
     check_distinct(columns, columns)
     return columns
@@ -71,9 +63,6 @@ def check_distinct(columns: Sequence[str], names: Iterable[str], is_exact: bool 
 
     Args:
         is_exact: names that differ only in case are different ones.
-
-    Raises:
-        ConfigError: if one stands for several; it says what to change.
     """
     folded = str if is_exact else str.lower
     counts = Counter(map(folded, columns))
@@ -86,11 +75,7 @@ def check_distinct(columns: Sequence[str], names: Iterable[str], is_exact: bool 
 
 
 def kept_columns(columns: Sequence[str], keep: Keep) -> tuple[int, ...]:
-    """Return the places of the columns to keep.
-
-    Raises:
-        ConfigError: if a name in `keep` is unknown, or that of several columns.
-    """
+    """Return the places of the columns to keep."""
     if isinstance(keep, bool):
         return tuple(range(len(columns))) if keep else ()
     if isinstance(keep, str):
@@ -116,9 +101,6 @@ def check_names(
     Args:
         named_by: from a result's column to the parameter that names it.
         is_exact: names that differ only in case are different ones.
-
-    Raises:
-        ConfigError: if they have; it says what to rename.
     """
     check_distinct(kept, kept, is_exact)
     folded = str if is_exact else str.lower
@@ -153,11 +135,7 @@ def one_column(result: Any) -> Any:
 
 
 def result_schema(schema: str | StructType | DataType, only: str = ONLY) -> StructType:
-    """Return the columns that `schema` declares; a type alone declares one, called `only`.
-
-    Raises:
-        ConfigError: if it cannot be read, or has types that Arrow has not.
-    """
+    """Return the columns that `schema` declares; a type alone declares one, called `only`."""
     try:
         kind = parsed_type(schema) if isinstance(schema, str) else schema
     except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
@@ -195,14 +173,7 @@ def addressed(frame: DataFrame) -> tuple[DataFrame, list[str]]:
 
 
 def arrow_schema(schema: StructType, zone: str = "UTC") -> pa.Schema:
-    """Return Arrow's schema for columns of results.
-
-    Args:
-        zone: of timestamps.
-
-    Raises:
-        ConfigError: if they have types that Arrow has not.
-    """
+    """Return Arrow's schema for columns of results."""
     try:
         return arrow_schema_of(schema, zone)
     except Exception as error:  # noqa: BLE001 (pyspark raises several, by version)

@@ -45,11 +45,7 @@ def active_session() -> SparkSession | None:
 
 
 def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
-    """Return the session of `spark`; the active one for `None`.
-
-    Raises:
-        ConfigError: if there is none, it has been stopped, or it is Spark 3.5's over Connect.
-    """
+    """Return the session of `spark`; the active one for `None`."""
     given = spark if spark is not None else active_session()
     if given is None:
         raise ConfigError(
@@ -164,3 +160,22 @@ def qualified(session: SparkSession, path: str) -> str:
 def pickle_by_value(module: Any) -> None:
     """Pickle a module by value from now on, so that executors need not have it."""
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+def encrypting_setting(spark: SparkSession) -> str:
+    """Return the setting by which Spark encrypts its own connections; empty if it does not.
+
+    https://spark.apache.org/docs/latest/security.html#network-encryption
+    """
+    names = (
+        "spark.network.crypto.enabled",
+        "spark.ssl.rpc.enabled",
+        "spark.ssl.enabled",
+        "spark.authenticate.enableSaslEncryption",
+    )
+    return next((name for name in names if is_true(spark.conf.get(name, None))), "")
+
+
+def is_true(value: str | None) -> bool:
+    """Return whether a setting of Spark's is true."""
+    return value is not None and value.lower() == "true"

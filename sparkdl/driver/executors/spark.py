@@ -42,11 +42,11 @@ from sparkdl.driver.executors.sessions import (
     NO_RDDS,
     default_fs,
     driver_host,
+    encrypting_setting,
     inheriting_thread,
     is_rdd,
     session_of,
 )
-from sparkdl.driver.slots.advice import encrypting_setting
 from sparkdl.driver.slots.lost_hosts import LOOK_S, can_drain, draining_executors, leave_host
 from sparkdl.driver.slots.placement import node_profile, placing_of, read_topology
 from sparkdl.driver.slots.spark_errors import explain_job_failure
@@ -77,11 +77,7 @@ _gathering = threading.Lock()
 
 
 class SparkExecutor(Executor):
-    """Starts nodes through `spark`; feeds in the threads that call `feed`.
-
-    Args:
-        profile: resources of a node's task; `None` for the session's defaults.
-    """
+    """Starts nodes through `spark`; feeds in the threads that call `feed`."""
 
     def __init__(
         self, spark: SparkSession, cluster_id: str, profile: ResourceProfile | None
@@ -401,12 +397,7 @@ def _decode_row(row: Any) -> list[Any]:
 def place(
     spark: SparkSession | SparkContext | None, spec: ClusterSpec
 ) -> tuple[SparkExecutor, ClusterSpec]:
-    """Check that the cluster can hold the nodes, and choose how.
-
-    Raises:
-        ConfigError: if it cannot; the message names the setting to change.
-        ReservationTimeoutError: if executors for all of them did not come in time.
-    """
+    """Check that the cluster can hold the nodes, and choose how."""
     session = session_of(spark)
     topology = read_topology(session, spec, spec.settings.start_timeout_s)
     placing = placing_of(session, spec, topology)

@@ -142,11 +142,7 @@ class Call:
 
 
 def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
-    """Merge what an earlier run and this one know about the data of a call.
-
-    Raises:
-        ConfigError: if they cannot be the same data.
-    """
+    """Merge what an earlier run and this one know about the data of a call."""
     if before.numbering != now.numbering:
         way = "spark" if now.numbering else "nodes"
         raise ConfigError(
@@ -190,11 +186,7 @@ class CallHistory:
         self._restored = coverage
 
     def add(self, request: FeedRequest) -> Call:
-        """Enter a call.
-
-        Raises:
-            ConfigError: if an earlier run has fed a part of it, and it had other data.
-        """
+        """Enter a call."""
         # Negative numbers keep micro-batches apart from calls, which a later run counts again from
         # 0.
         if request.is_micro_batch:
@@ -263,12 +255,7 @@ class CallHistory:
         self._forget()
 
     def coverage(self, generation: int, parts: Iterable[EpochRows]) -> FeedCoverage:
-        """Return the coverage of a checkpoint, including that of the last one.
-
-        Args:
-            generation: the generation whose epochs are in `parts`.
-            parts: the rows that each node has used, by epoch.
-        """
+        """Return the coverage of a checkpoint, including that of the last one."""
         found: dict[int, list[EpochRows]] = {}
         reached = -1
         # Epochs are numbered in each generation: those of another one name other rows.
@@ -339,11 +326,7 @@ class CallHistory:
 
 
 class CoverageStore:
-    """The histories of all feeds, and their coverage by checkpoints.
-
-    Args:
-        keeps: see `CallHistory`.
-    """
+    """The histories of all feeds, and their coverage by checkpoints."""
 
     def __init__(self, keeps: bool = True) -> None:
         self._keeps = keeps
@@ -367,9 +350,6 @@ class CoverageStore:
 
         A feed read by nodes themselves (`ctx.parquet`) counts as one call. Its epochs have the same
         numbers in all generations.
-
-        Args:
-            parts: by node id, by feed: rows used in `generation`.
         """
         feeds = {feed for part in parts.values() for feed in part}
         covered = {}

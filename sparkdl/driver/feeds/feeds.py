@@ -39,11 +39,7 @@ T = TypeVar("T")
 
 
 class Feeds:
-    """The feeding part of `Cluster`; its methods may be called from any thread.
-
-    Args:
-        world: returns the nodes as they are now.
-    """
+    """The feeding part of `Cluster`; its methods may be called from any thread."""
 
     def __init__(
         self, controller: Controller, executor: Executor, token: str, world: Callable[[], World]
@@ -90,11 +86,7 @@ class Feeds:
         )
 
     def feed(self, name: str, request: FeedRequest, show: bool | None) -> FeedReport:
-        """Feed data, see `Cluster.feed`.
-
-        Args:
-            show: a progress bar; `None` for one on terminals and in notebooks.
-        """
+        """Feed data, see `Cluster.feed`."""
         self.feed_spec(name, request.timeout_s, request.to)  # checks the arguments
         if request.epochs < 1:
             raise ConfigError(f"epochs={request.epochs} must be at least 1")
@@ -193,13 +185,7 @@ class Feeds:
             self._runner.close()
 
     def _open_runner(self) -> FeedRunner:
-        """Return the runner of the feeds.
-
-        Raises:
-            ConfigError: if the cluster is not to be fed.
-            FeedClosedError: if it was shut down.
-            SparkdlError: if it has failed.
-        """
+        """Return the runner of the feeds."""
         if self._runner is None:
             raise ConfigError(
                 "this cluster reads its own data; launch it without Feeding(fed=False) to feed it"
@@ -238,11 +224,7 @@ class Feeds:
         return begin(call, f"sparkdl-feed-{name}", self._executor.thread).result()
 
     def _with_files(self, name: str, request: FeedRequest) -> FeedRequest:
-        """Return the request with Parquet files in place of the data, if the nodes read them.
-
-        Raises:
-            ConfigError: if files cannot be read, see `list_files`, or not by `reader`.
-        """
+        """Return the request with Parquet files in place of the data, if the nodes read them."""
         files = request.data
         if parquet_paths(files) is not None:
             files = self._looked_up(name, partial(listed, files, self._spec))
@@ -318,11 +300,7 @@ class Feeds:
 
 
 def listed(data: Any, spec: ClusterSpec, is_wanted: Callable[[], bool] = lambda: True) -> Any:
-    """Return the `ParquetSource` that `data` names, if it names files; else `data` itself.
-
-    Raises:
-        ConfigError: if there are no such files, or they cannot be read, see `list_files`.
-    """
+    """Return the `ParquetSource` that `data` names, if it names files; else `data` itself."""
     named = parquet_paths(data)
     if named is None:
         return data

@@ -135,11 +135,7 @@ def covered_report(call: Call) -> FeedReport:
 
 
 def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
-    """Return a text about the feeds read but never fed; empty if there are none.
-
-    Args:
-        feeds: by node id and feed, what nodes have reported.
-    """
+    """Return a text about the feeds read but never fed; empty if there are none."""
     unfed: dict[str, list[str]] = {}
     fed: dict[str, list[str]] = {}
     for (node_id, feed), count in sorted(feeds.items()):
@@ -176,11 +172,7 @@ def gone_beyond(
 
 
 def standstill(state: Delivering | Cutting | Reading, node_id: int) -> FeedTimeoutError:
-    """Return the error of a call without progress for the feed timeout.
-
-    Args:
-        node_id: the slowest node.
-    """
+    """Return the error of a call without progress for the feed timeout."""
     counts = state.feed.nodes.counts_of(state.run.node_ids)
     count, name = counts[node_id], state.run.name_of(node_id)
     is_job = isinstance(state, Delivering) and state.is_job_running
@@ -202,11 +194,7 @@ def standstill(state: Delivering | Cutting | Reading, node_id: int) -> FeedTimeo
 
 
 def check_size(message: ReadShare) -> None:
-    """Check that a node's share of files fits into a message.
-
-    Raises:
-        ConfigError: if it does not.
-    """
+    """Check that a node's share of files fits into a message."""
     nbytes = len(encode(message))
     if nbytes > MAX_MESSAGE_NBYTES:
         files, ranges = len(message.share.files), len(message.share.ranges)

@@ -131,11 +131,7 @@ class LongWait:
 
 
 class FeedRunner:
-    """The feeds of a cluster, each in its state. Public methods may be called from any thread.
-
-    Args:
-        spec: settings of all calls of all feeds.
-    """
+    """The feeds of a cluster, each in its state. Public methods may be called from any thread."""
 
     def __init__(
         self, controller: Controller, executor: Executor, coverage: CoverageStore, spec: FeedSpec
@@ -173,9 +169,6 @@ class FeedRunner:
         Args:
             carrier: runs the Spark jobs of the request.
             meanwhile: called periodically until the answer has come.
-
-        Raises:
-            Exception: the answer, if it is one.
         """
         ticket = next(self._tickets)
         # Before the request: the loop may start the job as soon as it has that.

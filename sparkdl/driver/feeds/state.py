@@ -67,11 +67,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class FeedAsked:
-    """A `feed` call waits for its rows to be read.
-
-    Attributes:
-        call: its entry in the history, once its turn has come.
-    """
+    """A `feed` call waits for its rows to be read."""
 
     ticket: int
     request: FeedRequest
@@ -206,11 +202,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class _OfRun:
-    """A state in which a feed serves a run.
-
-    Attributes:
-        error: the error that the call will end with, if any.
-    """
+    """A state in which a feed serves a run."""
 
     feed: Feed
     run: Run

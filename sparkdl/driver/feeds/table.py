@@ -334,13 +334,6 @@ def level(num_rows: int, totals: Sequence[int]) -> list[int]:
     Like water poured into a vessel with an uneven floor: the lowest nodes fill up to the next
     lowest, then those rise together. Rows of an incomplete layer go one each to the lowest nodes,
     the lower index first.
-
-    Args:
-        num_rows: how many rows there are to share out.
-        totals: how many rows each node has had so far.
-
-    Returns:
-        How many rows go to each node; they sum to `num_rows` unless there is no node.
     """
     if num_rows < 0:
         raise ValueError(f"num_rows is {num_rows}; it cannot be negative")

@@ -93,11 +93,7 @@ GIVE_UP_S = 60.0
 
 
 def step(state: State, event: Event, now_s: float) -> Step[State]:
-    """Return the state after `event`, and the actions to perform.
-
-    Raises:
-        IllegalTransitionError: if the state has no transition for the event.
-    """
+    """Return the state after `event`, and the actions to perform."""
     after, actions = transition(TRANSITIONS, state, event, now_s)
     before, more = None, list[Action]()
     while after is not before and (more or after != before):  # an equal one has nothing to do
@@ -171,11 +167,7 @@ def _serve(feed: Feed) -> tuple[Feed, list[Action]]:
 def _begin(
     feed: Feed, world: World, call: Call, now_s: float
 ) -> Step[Opening | Delivering | Explaining | Cutting | CuttingShort]:
-    """Begin to feed the remaining rows of a call to a generation.
-
-    Raises:
-        ConfigError, FeedClosedError: if it cannot be fed.
-    """
+    """Begin to feed the remaining rows of a call to a generation."""
     members = fed_members(world, call.request.to)
     _check_can_be_fed(feed.name, call)
     left = tuple(call.left())
@@ -744,11 +736,7 @@ def _slowest(feed: Feed, run: Run) -> int:
 
 
 def fed_members(world: World, to: str | None) -> tuple[Member, ...]:
-    """Return the nodes to feed: those of a role, or the nodes that train.
-
-    Raises:
-        ConfigError: if there are none.
-    """
+    """Return the nodes to feed: those of a role, or the nodes that train."""
     members = world.fed
     if to is not None:
         members = tuple(m for m in world.members if m.role.name == to and m.data_address)
@@ -786,11 +774,7 @@ def _whole_epochs(run: Run) -> int:
 
 
 def _check_can_be_fed(name: str, call: Call) -> None:
-    """Note that a call is being fed, at most once if its data can be read only once.
-
-    Raises:
-        FeedClosedError: if it was, and there are rows that no checkpoint covers.
-    """
+    """Note that a call is being fed, at most once if its data can be read only once."""
     if call.has_begun and isinstance(call.request.data, Iterator):
         kind = type(call.request.data).__name__
         raise FeedClosedError(

@@ -81,11 +81,7 @@ def decide(
     settings: Settings,
     now_s: float = 0.0,
 ) -> Decision:
-    """Return what to do about `failures` of one round.
-
-    Args:
-        now_s: of the clock of `history`.
-    """
+    """Return what to do about `failures` of one round."""
     lost_ports = [failure for failure in failures if failure.kind == "port"]
     if lost_ports and history.port_retries < settings.max_port_retries:
         return Retry(

@@ -141,9 +141,6 @@ class Roster:
         Args:
             may_be_small: whether `min_nodes` are enough. A chief and parameter servers cannot be
                 done without, and one node has to train.
-
-        Returns:
-            `None` if a node is missing.
         """
         addresses: dict[NodeSpec, Address] = {}
         for node in self.spec.nodes:
@@ -227,11 +224,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The cluster has failed. Agents stay until `deadline_s`, then go.
-
-    Attributes:
-        note: why it was not restarted.
-    """
+    """The cluster has failed. Agents stay until `deadline_s`, then go."""
 
     roster: Roster
     failures: tuple[Failure, ...]

@@ -73,11 +73,7 @@ def begin(
 
 
 def step(state: State, event: Event, now_s: float) -> Step[State]:
-    """Return the state after `event`, and the actions to perform.
-
-    Raises:
-        IllegalTransitionError: if the state has no transition for the event.
-    """
+    """Return the state after `event`, and the actions to perform."""
     return transition(TRANSITIONS, state, event, now_s)
 
 

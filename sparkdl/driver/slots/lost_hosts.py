@@ -13,7 +13,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.driver.slots.advice import is_true
+from sparkdl.driver.executors.sessions import is_true
 from sparkdl.driver.slots.spark_errors import raised_in_task
 
 if TYPE_CHECKING:
@@ -67,11 +67,7 @@ def leave_host(sc: SparkContext, host: str) -> None:
 
 
 def _forget(sc: SparkContext, executor_id: str, name: str) -> bool:
-    """Make the driver forget the cached blocks of an executor, and the shuffle files of its host.
-
-    Args:
-        name: Spark's name of its host.
-    """
+    """Make the driver forget an executor's cached blocks, and the shuffle files of its host."""
     try:
         spark = sc._jsc.sc()
         blocks = _call(sc, "SparkEnv", spark.env(), "blockManager", "storage.BlockManager")

@@ -68,11 +68,7 @@ class Topology:
     def of(
         cls, master: str, cores: tuple[int, ...], get: Callable[[str, str], str | None]
     ) -> Topology:
-        """Return the topology of an application, by its settings.
-
-        Args:
-            get: returns a setting of Spark's, or the default that is given.
-        """
+        """Return the topology of an application, by its settings."""
         # In local mode Spark assigns no GPUs and starts no executors, whatever the settings say.
         is_local = master.partition("[")[0] == "local"
         is_dynamic = not is_local and get(f"{_DYNAMIC}.enabled", "false") == "true"
@@ -129,11 +125,7 @@ class Topology:
 
 
 def may_come(spec: ClusterSpec, topology: Topology) -> bool:
-    """Whether the nodes do not fit, and executors are still to come.
-
-    Raises:
-        SparkConfigError: if Spark's settings do not give the GPUs that are asked for.
-    """
+    """Whether the nodes do not fit, and executors are still to come."""
     # Dynamic allocation starts executors for waiting tasks only, so a wait before the job is in
     # vain.
     return (
@@ -163,12 +155,7 @@ def is_attached(spec: ClusterSpec, is_dynamic: bool) -> bool:
 
 
 def choose_placing(spec: ClusterSpec, topology: Topology) -> Placing:
-    """Decide between attached and detached nodes.
-
-    Raises:
-        ConfigError: if the cluster cannot hold the nodes; the message names the setting to change.
-        ReservationTimeoutError: if it could hold them with executors that have not come yet.
-    """
+    """Decide between attached and detached nodes."""
     gpus = _node_gpus(spec, topology)
     if not (topology.is_dynamic or _fits(spec, topology, gpus)):
         raise _refusal(spec, topology, gpus)
@@ -249,11 +236,7 @@ def _more_slots(master: str, nodes: int, task_cpus: int, is_dynamic: bool) -> st
 
 
 def _node_gpus(spec: ClusterSpec, topology: Topology) -> float:
-    """Return how many GPUs a node's task requests from Spark.
-
-    Raises:
-        SparkConfigError: if Spark's settings do not give as many as asked for.
-    """
+    """Return how many GPUs a node's task requests from Spark."""
     asked, given = _asked_gpus(spec, topology), topology.task_gpus
     if not topology.takes_profiles:
         if given and asked is not None and asked > max(1.0, given):
@@ -304,9 +287,6 @@ def read_topology(
 
     Returns:
         `None` over Spark Connect, where they are unknown.
-
-    Raises:
-        ConfigError: if Spark's settings do not give the GPUs that are asked for.
     """
     sc = context_of(spark)
     if sc is None:
@@ -332,11 +312,7 @@ def read_topology(
 
 
 def placing_of(session: SparkSession, spec: ClusterSpec, topology: Topology | None) -> Placing:
-    """Decide between attached and detached nodes.
-
-    Raises:
-        ConfigError, ReservationTimeoutError: see `choose_placing`.
-    """
+    """Decide between attached and detached nodes."""
     if topology is not None:
         return choose_placing(spec, topology)
     attached = is_attached(spec, session.conf.get(f"{_DYNAMIC}.enabled", "false") == "true")

@@ -15,9 +15,9 @@ import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedError
 from sparkdl.core.options import Feeding, Startup
+from sparkdl.driver.executors.sessions import encrypting_setting
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
-from sparkdl.driver.slots.advice import encrypting_setting
 from tests.doubles.sessions import jobs_of
 from tests.doubles.until import until
 from tests.driver.executors import map_funs
