@@ -21,7 +21,6 @@ from sparkdl.core.settings import Environment, Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.ending import Ending, ends_if_interrupted, is_interrupt
 from sparkdl.driver.options import Observe
-from sparkdl.driver.threads import Changed, begin
 from tests.doubles.interrupts import Interrupts, PlayedNodes
 from tests.doubles.until import until
 
@@ -175,56 +174,6 @@ def test_abort_acts_at_once_behind_a_shutdown_that_waits(nodes: list[PlayedNodes
     cluster.shutdown()
 
 
-def test_launch_that_fails_has_nothing_left_and_says_why(nodes: list[PlayedNodes]) -> None:
-    def fails(self: PlayedNodes, *_: Any) -> None:
-        self.has_started = True
-        raise LaunchError("no such room")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PlayedNodes, "start", fails)
-        with pytest.raises(LaunchError, match="no such room"):
-            start()
-    assert nodes[-1].closed.is_set()
-    assert nodes[-1].ending
-    assert nodes[-1].ending.is_over
-
-
-def test_lock_that_an_interrupted_wait_held_is_free() -> None:
-    for interrupts in alone():
-        changed = Changed()
-        told: list[int] = []
-
-        def tell(changed: Changed = changed, told: list[int] = told) -> None:
-            with changed:
-                told.append(1)
-                changed.notify_all()
-
-        def wait(changed: Changed = changed, told: list[int] = told) -> None:
-            thread = threading.Thread(target=tell)
-            thread.start()
-            changed.wait_for(lambda: bool(told), Deadline.after(SOON_S))
-
-        interrupts.during(wait)
-        call_aside(tell)
-        assert not changed.wait_for(lambda: False, Deadline.after(0.0))
-
-
-def test_interrupted_wait_for_a_job_lets_the_job_go_on() -> None:
-    may_end, has_ended = threading.Event(), threading.Event()
-
-    def job() -> None:
-        may_end.wait(SOON_S)
-        has_ended.set()
-
-    def thread(run: Callable[[], None], name: str) -> threading.Thread:
-        return threading.Thread(target=run, name=name)
-
-    got = Interrupts(3).during(begin(job, "job", thread).result)
-    assert isinstance(got, KeyboardInterrupt)
-    may_end.set()
-    assert has_ended.wait(SOON_S)
-
-
 # Ctrl-C under Spark's handler of the signal.
 
 
@@ -280,22 +229,3 @@ def test_other_errors_are_no_interrupts_even_behind_one(nodes: list[PlayedNodes]
     assert is_interrupt(KeyboardInterrupt())
     assert not is_interrupt(Py4JError())
     cluster.abort()
-
-
-# What is left when a cluster has ended by itself.
-
-
-def test_cluster_that_has_ended_lets_go_of_what_carried_it_and_still_answers(
-    nodes: list[PlayedNodes],
-) -> None:
-    cluster = start()
-    nodes[-1].finish()
-    cluster.wait(SOON_S)
-    nodes[-1].go()
-    assert nodes[-1].closed.wait(SOON_S)
-    assert not nodes[-1].ending.is_asked  # type: ignore[union-attr]
-    assert cluster.status() == "Finished"
-    assert cluster.results() == [None, None]
-    assert set(cluster.stacks().values()) == {"it has ended, as the cluster has"}
-    cluster.shutdown()
-    assert cluster.status() == "Stopped"

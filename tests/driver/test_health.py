@@ -47,14 +47,6 @@ def test_who_is_behind_is_told_from_who_is_ahead() -> None:
     assert hang.message(behind).endswith("at no step yet, while worker:0 (rank 0) is at step 7")
 
 
-def test_batches_of_feeds_count_where_nobody_tells_of_steps() -> None:
-    one, two = replace(ONE, step=-1, batches=3, rows=96), replace(TWO, step=-1, batches=2, rows=64)
-    hang = hang_of((one, two))
-    assert hang
-    assert hang.behind == (two,)
-    assert "worker:1 (rank 1) at batch 2" in hang.describe()
-
-
 @pytest.mark.parametrize(
     "news",
     [

@@ -141,10 +141,3 @@ def test_program_of_spark_submit_is_known_by_its_parent_whatever_the_environment
         ("org.apache.spark.deploy.yarn.ApplicationMaster", "False"),
     ):
         assert output_of(sys.executable, "-c", submit, main, program).strip() == answer
-
-
-def test_person_at_a_terminal_reads_what_the_program_prints(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with a_terminal(monkeypatch):
-        assert has_audience()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
@@ -37,8 +36,8 @@ _log = logging.getLogger(__name__)
 
 NUM_FEEDERS = 2
 _KILL_WAIT_S = 5.0
-_PAUSE_S = 0.05
-_MAX_PAUSE_S = 5.0
+_PAUSE_S = 1.0
+"""Before an agent is started once more, in case it ends at once."""
 
 
 class LocalExecutor(Executor):
@@ -55,7 +54,7 @@ class LocalExecutor(Executor):
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._relaunches: Counter[int] = Counter()
+        self._relaunched: set[NodeSpec] = set()
         self._start: Callable[[NodeSpec], None] | None = None
         self._feeds: list[tuple[str, threading.Event, list[Feeder]]] = []
         self._explain: Callable[[SparkdlError], SparkdlError] = lambda error: error
@@ -87,13 +86,11 @@ class LocalExecutor(Executor):
         """Start new agents for these nodes where the old ones have ended, in a thread.
 
         If one has lost its connection and is about to end, or is stopped and has to be killed,
-        `on_broken` is called when it has ended; one that is about to join is left alone. Before
-        each start but the first there is a pause, which grows, in case agents end at once.
+        `on_broken` is called when it has ended; one that is about to join is left alone.
         """
 
         def run() -> None:
-            times = max((self._relaunches[node.node_id] for node in nodes), default=0)
-            self._closed.wait(min(_PAUSE_S * 2**times, _MAX_PAUSE_S) if times else 0.0)
+            self._closed.wait(_PAUSE_S if self._relaunched.intersection(nodes) else 0.0)
             living: list[tuple[NodeSpec, subprocess.Popen[bytes]]] = []
             with self._lock:
                 for node in nodes:
@@ -103,7 +100,7 @@ class LocalExecutor(Executor):
                     if agent is not None and not has_ended:
                         living.append((node, agent))
                     if self._start and has_ended and not self._closed.is_set():
-                        self._relaunches[node.node_id] += 1
+                        self._relaunched.add(node)
                         self._start(node)
             for node, agent in living:
                 try:

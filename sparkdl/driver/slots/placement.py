@@ -209,30 +209,23 @@ def _refusal(spec: ClusterSpec, topology: Topology, gpus: float) -> SparkdlError
         text += " or GPUs (num_gpus)"
     if gpus:
         text += ", or raise spark.executor.resource.gpu.amount"
-    text += f", or {_more_slots(topology.master, nodes, topology.task_cpus, topology.is_dynamic)}"
+    text += f", or {_more_slots(topology, nodes)}"
     never = SparkConfigError if wants_more_gpus else ConfigError
     return (ReservationTimeoutError if may_grow else never)(text)
 
 
-def _more_slots(master: str, nodes: int, task_cpus: int, is_dynamic: bool) -> str:
+def _more_slots(topology: Topology, nodes: int) -> str:
     """Return how an application on this master gets slots for so many nodes."""
-    kind = master.partition("[")[0]
-    if kind == "local":
+    master, cpus = topology.master, topology.task_cpus
+    if master.partition("[")[0] == "local":
         return (
-            f"stop the session and start it with the master local[{nodes * task_cpus}] instead of "
+            f"stop the session and start it with the master local[{nodes * cpus}] instead of "
             f"{master}, or run the nodes beside Spark, with executor='local'"
         )
-    if kind == "local-cluster":
-        return f"raise the number of executors or of their cores in {master}"
-    if is_dynamic:
-        limits = f"raise {_DYNAMIC}.maxExecutors or spark.executor.cores"
-    elif master.startswith("spark://"):
-        limits = "start more workers, raise spark.cores.max (--total-executor-cores)"
-    elif master == "yarn" or master.startswith("k8s://"):
-        limits = "raise spark.executor.instances or spark.executor.cores"
-    else:
-        limits = "raise the number of executors or of their cores"
-    return limits + (", or lower spark.task.cpus" if task_cpus > 1 else "")
+    return (
+        "raise spark.executor.instances or spark.executor.cores (standalone: start more workers, "
+        "raise spark.cores.max)" + (", or lower spark.task.cpus" if cpus > 1 else "")
+    )
 
 
 def _node_gpus(spec: ClusterSpec, topology: Topology) -> float:

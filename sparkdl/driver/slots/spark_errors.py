@@ -46,7 +46,3 @@ def raised_in_task(error: Exception) -> str:
     in_python = [line for line in said if "Error: " in line]
     in_jvm = [line.removeprefix(": ") for line in said if "Exception: " in line]
     return (in_python or in_jvm or lines or [type(error).__name__])[0]
-
-
-def was_shut_down(error: Exception) -> bool:
-    return "SparkContext was shut down" in str(error)

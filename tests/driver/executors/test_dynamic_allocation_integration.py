@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import pytest
 import sparkdl
 from sparkdl.driver.slots.lost_hosts import executors_of
 from tests.doubles.ledger import Plan, lost_and_doubled, train
-from tests.doubles.sessions import NO_WORKERS, SparkSessions, free_port
+from tests.doubles.sessions import NO_WORKERS, SparkSessions
 from tests.doubles.until import until
 
 if TYPE_CHECKING:
@@ -26,25 +26,19 @@ TRACKING = {
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.timeout": "2s",  # or what `count` shuffled is kept
 }
-SERVICE = {"spark.shuffle.service.enabled": "true"}
 ROWS = 2 * 8 * 40
 BACK_S = 180.0
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("shuffles", [TRACKING, SERVICE])
 def test_gap_between_feeds_and_a_restart_lose_no_row(
-    shuffles: Mapping[str, str],
     spark_session_on: Callable[..., SparkSession],
     spark_sessions: SparkSessions,
     tmp_path: Path,
 ) -> None:
-    port = {"spark.shuffle.service.port": str(free_port())} if shuffles is SERVICE else {}
-    spark = spark_session_on(NO_WORKERS, {**DYNAMIC, **shuffles, **port})
-    options = " ".join(f"-D{name}={value}" for name, value in {**shuffles, **port}.items())
-    # One worker: each would need a port of its own for the shuffle service.
-    spark_sessions.add_worker(str(spark.sparkContext.master), 0, 6, SPARK_WORKER_OPTS=options)
+    spark = spark_session_on(NO_WORKERS, {**DYNAMIC, **TRACKING})
+    spark_sessions.add_worker(str(spark.sparkContext.master), 0, 6)
     rows = spark.range(ROWS, numPartitions=4).withColumnRenamed("id", "row")
     assert rows.count() == ROWS
     assert until(lambda: not executors_of(spark.sparkContext), BACK_S), "idle executors go"

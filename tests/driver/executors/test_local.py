@@ -118,24 +118,6 @@ def test_agent_that_does_not_end_in_time_is_killed(
     cluster.abort()
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_living_agent_of_a_node_that_is_asked_for_again_is_killed_only_if_it_was_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
-) -> None:
-    """Others are coming up."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
-    monkeypatch.setattr(local, "_KILL_WAIT_S", 0.1)
-    with launch(hang, nodes=1, feeding=Feeding(fed=False)) as cluster:
-        executor, agent = cluster._executor, processes()["worker:0"].agent
-        assert isinstance(executor, LocalExecutor)
-        if is_lost:
-            monkeypatch.setattr(executor, "_is_lost", lambda node, pid: pid == agent.pid)
-        executor.relaunch(cluster.spec.nodes)
-        executor._threads[-1].join(SOON_S)
-        assert all_gone([agent], SOON_S if is_lost else 0.0) == is_lost
-        cluster.abort()
-
-
 def test_cluster_that_nobody_keeps_ends_with_the_program() -> None:
     run = start_driver("forgets_shutdown")
     them = node_processes(run)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.options import Feeding, Recovery, Startup
-from sparkdl.driver.executors.spark import SparkExecutor
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.options import Observe
 from sparkdl.driver.view import View
@@ -73,40 +68,6 @@ def node_processes(lines: Lines, world: int = 0) -> tuple[int, set[int], set[int
 
 def kill_executor(spark: SparkSession, agent: psutil.Process) -> None:
     executor_of(agent.pid).kill()
-
-
-@pytest.mark.deep  # a fault of the moment between two threads
-def test_job_that_has_failed_carries_nobody_though_its_thread_still_lives(
-    spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """pyspark closes a connection at the end of a thread, and nodes are asked for meanwhile."""
-    may_end, lines = threading.Event(), Lines()
-    thread = SparkExecutor.thread
-
-    def lingering(self: SparkExecutor, run: Callable[[], None], name: str) -> threading.Thread:
-        def run_and_linger() -> None:
-            run()
-            may_end.wait(BACK_S)
-
-        return thread(self, run_and_linger if "-nodes-" in name else run, name)
-
-    monkeypatch.setattr(SparkExecutor, "thread", lingering)
-    with launch(
-        spark_cluster,
-        map_funs.wait_in_the_first_world,
-        max_restarts=2,
-        recovery=Recovery(wait_s=20.0),
-        feeding=Feeding(fed=False),
-        observe=Observe(on_log=lines),
-        startup=Startup(placement="attached"),
-    ) as cluster:
-        node_processes(lines)
-        spark_cluster.sparkContext.cancelAllJobs()
-        try:
-            results = cluster.results(BACK_S)
-        finally:
-            may_end.set()
-    assert [result[0] for result in results] == [0, 1]
 
 
 def test_detached_nodes_come_back_though_their_job_has_ended(spark_cluster: SparkSession) -> None:

@@ -90,13 +90,6 @@ def test_every_row_is_read_once_an_epoch_and_the_files_once(
     assert each_once(roomy.ended(feed), 1000)
 
 
-def test_nodes_differ_by_one_row_at_most(roomy: Lab, feed: str, tmp_path: Path) -> None:
-    folder = write(tmp_path / "data", files=3, rows=67)
-    roomy.begin(read_epochs, (feed, 1))
-    assert sorted(roomy.cluster.feed(folder, 1, feed).rows.values()) == [100, 101]
-    roomy.ended(feed)
-
-
 @pytest.mark.parametrize(("nodes", "passes"), [("little", 2), ("disk", 1)], indirect=["nodes"])
 def test_files_that_do_not_fit_are_read_for_each_epoch_or_again_from_disk(
     nodes: Lab, feed: str, tmp_path: Path, passes: int

@@ -30,7 +30,6 @@ from sparkdl.control.rows import EpochRows, merge_epochs
 from sparkdl.core.errors import (
     FeedClosedError,
     FeedTimeoutError,
-    IllegalTransitionError,
     LaunchError,
     ReadError,
     SparkdlError,
@@ -360,11 +359,6 @@ def test_who_waits_is_told_when_the_cluster_ends_whatever_it_does() -> None:
         *(fs.Answer(ticket, closed) for ticket in (1, 2)),
     ]
     assert play.asked(ticket=4) == [fs.Answer(4, closed)]
-
-
-def test_what_is_not_in_the_table_is_a_bug() -> None:
-    with pytest.raises(IllegalTransitionError, match="str in Idle"):
-        step(fs.Idle(feed_of(1)), "no event", 0.0)  # type: ignore[arg-type]
 
 
 # against simulated nodes
