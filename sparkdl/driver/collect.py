@@ -130,7 +130,6 @@ class Gatherings:
         slow."""
 
     def give(self, world: World, node_id: int, given: Gather) -> list[AllGathered]:
-        """Add a node's value; return the messages to the nodes that train, if any."""
         if given.generation != world.generation:
             return []
         self._renew(world)
@@ -140,7 +139,6 @@ class Gatherings:
         return self._ended(world, given.number)
 
     def leave(self, world: World, node_id: int, generation: int) -> list[AllGathered]:
-        """Note that a node has returned from `map_fun`; return the messages to the others."""
         if generation != world.generation:
             return []
         self._renew(world)
@@ -175,5 +173,4 @@ class Gatherings:
 
 
 def _members(world: World) -> dict[int, str]:
-    """Return the names of the nodes that take part, by node id in the order of their ranks."""
     return {m.node.node_id: m.node.name for m in world.trainers if not m.role.is_server}

@@ -120,7 +120,6 @@ class Controller:
         return self.changed.wait_for(lambda: is_true(self.view), deadline)
 
     def gather(self, deadline: Deadline) -> bool:
-        """Wait until the first world has begun or failed to; return whether this is decided."""
         return self.wait_for(lambda view: not isinstance(view.state, states.Gathering), deadline)
 
     def look(self, at: Callable[[View], T]) -> T:
@@ -254,7 +253,6 @@ class Controller:
         self._handle(states.AgentLeft(agent_id, reason, self.events.now_s()))
 
     def silent(self, hello: msg.Hello) -> None:
-        """An agent's host does not answer; the agent has `left`."""
         self._executor.leave_host(hello.host)
 
     def cause(self) -> str | None:
@@ -392,7 +390,6 @@ class Controller:
     def _publish_report(
         self, node_id: int, now: msg.NodeActive, before: msg.NodeActive | None
     ) -> None:
-        """Hand on what a node has done, if it is a report and a new one."""
         known = before and (before.generation, before.step, before.metrics)
         if now.step < 0 or known == (now.generation, now.step, now.metrics):
             return

@@ -128,7 +128,6 @@ class Dashboard:
 
 
 def is_available() -> bool:
-    """Whether Bokeh, which serves the pages, is installed."""
     return find_spec("bokeh") is not None
 
 

@@ -136,8 +136,6 @@ class Report(Event, frozen=True):
 
 
 class Logged(Event, frozen=True):
-    """A node's child has printed lines."""
-
     node: str
     printed: LogLines
 
@@ -158,7 +156,6 @@ _encoder = msgspec.json.Encoder()
 
 
 def line_of(event: Event) -> bytes:
-    """Return an event as one line of JSON."""
     return _encoder.encode(event) + b"\n"
 
 

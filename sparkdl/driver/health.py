@@ -271,7 +271,6 @@ class HangWatch:
 
 
 def _described(stacks: Mapping[str, str], hang: Hang) -> str:
-    """Return the stacks; on large clusters those of some lagging nodes and of one ahead."""
     shown = list(stacks)
     if len(shown) > MOST:
         shown = [node.node for node in (*hang.behind[: MOST - 1], *hang.ahead[:1])]
@@ -284,7 +283,6 @@ def _described(stacks: Mapping[str, str], hang: Hang) -> str:
 def _failures(
     view: View, hang: Hang, vain: str, found_s: float, stacks: Mapping[str, str]
 ) -> tuple[Failure, ...]:
-    """Return the failures of the nodes that are behind, unless their world is over."""
     state = view.state
     if not isinstance(state, Running) or state.world.generation != hang.generation:
         return ()

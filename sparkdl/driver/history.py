@@ -117,8 +117,6 @@ class NodeRow:
 
 
 class Phases:
-    """The phases of all nodes."""
-
     def __init__(self) -> None:
         self._ended: deque[Span] = deque(maxlen=_MAX_SPANS)
         self._open: dict[int, Span] = {}
@@ -203,7 +201,6 @@ class History:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the launch, until the end."""
         return (self.ended_s or self.now_s) - self.launched.time_s
 
     def spans(self) -> Iterator[Span]:
@@ -322,7 +319,6 @@ class Clusters:
 
 
 def _rows(sample: Sampled) -> tuple[int, int]:
-    """Return how many rows the nodes in `map_fun` have received and used."""
     rows = [
         (received, used)
         for feed in sample.feeds.values()
@@ -339,7 +335,6 @@ def _waiting(sample: Sampled) -> float:
 
 
 def _values(sample: Sampled) -> dict[str, float]:
-    """Return a sample's points of the curves that need no earlier sample."""
     values: dict[str, float] = {}
     if steps := [step for step in sample.steps if step >= 0]:
         values["step"] = float(max(steps))

@@ -70,14 +70,12 @@ class LogFiles(Batches):
         self._has_warned = False
 
     def put(self, event: Event) -> None:
-        """Queue lines without blocking; with the last event, write the queue."""
         if isinstance(event, Logged) and len(self._events) >= _MAX_WAITING:
             self._warn("the disk is too slow")
         else:
             super().put(event)
 
     def close(self) -> None:
-        """Write the queue, for ten seconds at most."""
         super().close()
         if self.is_alive():
             self._warn("the disk is too slow")

@@ -133,7 +133,6 @@ class FeedBar:
 
 
 def print_beside(text: str) -> None:
-    """Print a line where no bar is."""
     from tqdm import tqdm
 
     tqdm.write(text, file=sys.stdout)

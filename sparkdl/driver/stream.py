@@ -107,7 +107,6 @@ class ClusterEvents:
                 self._publish_sample()
 
     def end(self) -> None:
-        """Publish the last event; later subscribers get only this one."""
         self._ended = Ended(self._spec.cluster_id, self.now_s())
         by_kind, self._by_kind = self._by_kind, {}
         for subscriber in by_kind.get(Ended, ()):
@@ -125,7 +124,6 @@ class ClusterEvents:
         self._loop.call_later(PERIOD_S, self._sample)
 
     def _sample(self) -> None:
-        """Sample from time to time, as long as anything can change."""
         if not is_empty(self._view.state):
             self._publish_sample()
             self._sample_later()
@@ -169,7 +167,6 @@ class Batches(threading.Thread):
             self.join(self.end_s)
 
     def run(self) -> None:
-        """Take events until the end."""
         try:
             has_ended = False
             while not has_ended:

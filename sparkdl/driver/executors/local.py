@@ -206,7 +206,6 @@ class LocalExecutor(Executor):
                         feeder.cancel()
 
     def close(self, deadline: Deadline) -> None:
-        """Close the agents' pipes, which ends them, and kill the remaining agents."""
         with self._lock:
             self._closed.set()
         for agent in self._agents.values():
@@ -257,7 +256,6 @@ def _let_go(agent: subprocess.Popen[bytes]) -> None:
 def _with_gpus(
     spec: ClusterSpec, nodes: Sequence[NodeSpec]
 ) -> Iterator[tuple[NodeSpec, tuple[str, ...] | None]]:
-    """Yield the nodes with their GPUs, if this runs in a Spark task with GPUs."""
     assigned = assigned_gpus()
     takers = [node for node in nodes if spec.gpus_of(node) != 0]
     shares = dict(zip(takers, split_gpus(assigned or (), len(takers)), strict=True))

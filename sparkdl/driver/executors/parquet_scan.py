@@ -123,5 +123,4 @@ def _files(session: Any, found: PlannedScan) -> Iterator[ScannedFile]:
 
 
 def _arrow_type(kind: DataType, zone: str) -> pa.DataType:
-    """Return the Arrow type with which Spark passes a column to Python."""
     return arrow_schema(StructType([StructField("x", kind)]), zone).field(0).type

@@ -52,8 +52,6 @@ class Origin:
 
 
 class Projection:
-    """The columns that a Project of a plan makes, and what it makes them of."""
-
     def __init__(self, frame: DataFrame, project: Any) -> None:
         self._list = project.projectList()
         self._trees = trees(frame, self._list)
@@ -182,12 +180,10 @@ def _has_local_files(relation: Any) -> bool:
 
 
 def kind_of(java: Any) -> str:
-    """Return the name of a Java object's class, without its package."""
     return str(java.getClass().getSimpleName())
 
 
 def items(sequence: Any) -> list[Any]:
-    """Return the elements of a Scala sequence."""
     return [sequence.apply(number) for number in range(sequence.size())]
 
 
@@ -219,7 +215,6 @@ def getter(session: Any, of: str, name: str) -> Any:
 
 
 def trees(frame: DataFrame, sequence: Any) -> list[Tree]:
-    """Return the expressions of a Scala sequence."""
     found = texts(
         frame.sparkSession, sequence, "org.apache.spark.sql.catalyst.trees.TreeNode", "toJSON"
     )
@@ -231,5 +226,4 @@ def kind_in(node: Mapping[str, Any]) -> str:
 
 
 def number_of(tree: Tree) -> int:
-    """Return Spark's id of a named expression."""
     return int(tree[0]["exprId"]["id"])

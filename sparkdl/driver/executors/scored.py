@@ -130,7 +130,6 @@ def plain_row(result: Any) -> Any:
 
 
 def one_column(result: Any) -> Any:
-    """Return a result as a row of one column, if it is not a row already."""
     return plain_row(result if isinstance(result, tuple | dict) else (result,))
 
 

@@ -175,7 +175,6 @@ class SparkExecutor(Executor):
     def _submit(
         self, launch: Launch, nodes: Sequence[NodeSpec], on_broken: Callable[[SparkdlError], object]
     ) -> None:
-        """Submit a job of one task for each of `nodes`, with this thread's local properties."""
         spec = launch.spec
         node_ids = tuple(node.node_id for node in nodes)
         with self._lock:
@@ -285,7 +284,6 @@ class SparkExecutor(Executor):
 
     @contextmanager
     def _jobs_of(self, what: str, *tags: str) -> Iterator[None]:
-        """Name the jobs of this thread, and have `cancel_jobs` find them, in whatever session."""
         with tagged_jobs(self._spark, *tags), named_jobs(self._spark, self._group, what):
             yield
 

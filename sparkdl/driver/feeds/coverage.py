@@ -122,7 +122,6 @@ class Call:
         return sum(rows - num_rows(each.done) for each in left)
 
     def covered_partitions(self, done: PartRows) -> frozenset[int]:
-        """Return the partitions without rows beyond `done`."""
         return frozenset(
             partition
             for partition, rows in self.shape.rows.items()
@@ -234,7 +233,6 @@ class CallHistory:
         return None
 
     def open_epochs(self, call: Call, epochs: Sequence[int]) -> int:
-        """Number epochs of `call` in this generation; return the number of the first."""
         first = self._next_epoch
         self._next_epoch += len(epochs)
         for i, epoch in enumerate(epochs):
@@ -242,11 +240,9 @@ class CallHistory:
         return first
 
     def measured(self, call: Call, partitions: int, rows: Mapping[int, int]) -> None:
-        """Note the partitions after a pass over the data, and the rows of some of them."""
         call.shape = CallShape(partitions, {**call.shape.rows, **rows})
 
     def fed(self, call: Call, has_ended_early: bool) -> None:
-        """Note that this generation has all rows of `call`, or wants no more."""
         call.fed_in, call.has_ended_early = self._generation, has_ended_early
         self._forget()
 
@@ -310,7 +306,6 @@ class CallHistory:
         return (call.has_ended_early or call.is_empty) and bool(own) and reached > max(own)
 
     def _forget(self) -> None:
-        """Drop calls and data that are no longer needed."""
         for number, call in list(self._calls.items()):
             is_covered = not call.left()
             is_over = call.fed_in == self._generation or call.is_broken or is_covered
@@ -334,7 +329,6 @@ class CoverageStore:
         self._restored: dict[str, FeedCoverage] = {}
 
     def history(self, feed: str) -> CallHistory:
-        """Return the history of a feed, a new one when it is first named."""
         if feed not in self._histories:
             self._histories[feed] = CallHistory(feed, self._keeps)
             self._histories[feed].restore(self._restored.get(feed, FeedCoverage()))

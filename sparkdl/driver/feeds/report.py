@@ -129,7 +129,6 @@ def no_rows(feed: str) -> ConfigError:
 
 
 def covered_report(call: Call) -> FeedReport:
-    """Return the report of a call whose rows are all covered by a checkpoint, perhaps a new one."""
     covered = call.rows_covered
     return FeedReport(call.request.epochs, rows_used=covered, rows_covered=covered)
 

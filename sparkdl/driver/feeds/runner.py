@@ -241,7 +241,6 @@ class FeedRunner:
             self._controller.later(wait_s, self._look)
 
     def _look(self) -> None:
-        """Pass changes in the nodes' state and counts to the feeds."""
         self._is_looking = False
         # All reports that have come, in one event for each feed: a look at all nodes serves many.
         spooled: dict[str, list[tuple[int, Spooled]]] = {}

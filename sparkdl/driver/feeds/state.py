@@ -168,7 +168,6 @@ class Run:
         return self.left[self.epoch - self.first]
 
     def with_table(self) -> Run:
-        """Return the run with an empty table for the rest of its epoch."""
         return replace(
             self,
             table=RowTable(self.ahead, self.now.done, Random() if self.is_shuffled else None),

@@ -45,8 +45,6 @@ _WINDOW_SHARE = 4
 
 
 class _Spool:
-    """The unassigned rows at one agent, in order of arrival."""
-
     def __init__(self) -> None:
         self.rows = 0
         self.came_s = -math.inf
@@ -106,7 +104,6 @@ class RowTable:
 
     @property
     def has_rows(self) -> bool:
-        """Whether any row of the epoch has come."""
         return self._seen > 0
 
     @property
@@ -224,7 +221,6 @@ class RowTable:
         return self._grant(dict(zip(nodes, shares, strict=True)))
 
     def withdraw(self) -> dict[int, list[Lot]]:
-        """Remove and return the unassigned rows, by agent."""
         left = {holder: [*spool.pieces] for holder, spool in self._spools.items() if spool.pieces}
         self._spools.clear()
         self.rows_waiting = 0
@@ -353,7 +349,6 @@ def level(num_rows: int, totals: Sequence[int]) -> list[int]:
 
 
 def _blocks(lot: Lot, rows: int) -> Iterator[Lot]:
-    """Yield all rows of a lot in lots of at most `rows` rows."""
     while lot.rows > rows:
         block, lot = _split(lot, rows)
         yield block

@@ -152,7 +152,6 @@ def _idle(state: Idle, feed: Feed, generation: int = -1) -> Idle:
 
 
 def _serve(feed: Feed) -> tuple[Feed, list[Action]]:
-    """Serve the first request, unless its rows must be fed first."""
     first, *others = feed.requests
     try:
         if first.call is None:
@@ -193,7 +192,6 @@ def _begin(
 
 
 def _open(feed: Feed, run: Run, now_s: float) -> Step[Opening]:
-    """Ask the agents for the rows of the run's epoch that they still hold."""
     begin = structs.replace(_beginning(run), run=run.call.jobs[run.now.epoch])
     return Opening(feed, run.with_table(), now_s + feed.answer_s), [_to_nodes(run, begin)]
 
@@ -328,7 +326,6 @@ def _assign_rest(state: Delivering | Explaining, now_s: float) -> Step[Cutting]:
 
 
 def _assign(state: Delivering, now_s: float) -> list[Action]:
-    """Assign rows to nodes that run short of them."""
     run = state.run
     if not run.table.rows_waiting:  # most looks end here, at little cost
         return []
@@ -522,7 +519,6 @@ def _look_reading(state: Reading, now_s: float) -> Step[Reading | Opening | Cutt
 
 
 def _has_read(feed: Feed, run: Run) -> bool:
-    """Whether every node has read all its rows, or takes no more."""
     gone = feed.nodes.gone(run.node_ids)
     # If more rows follow, the children must also have released the rows: their epoch is over.
     return all(
@@ -686,7 +682,6 @@ def _rows_of(count: FeedCount, epoch: int) -> int:
 
 
 def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
-    """Enter rows from feeders; free the duplicates."""
     if isinstance(state, Idle):
         world, table, epoch = state.feed.nodes.world, None, 0
         generation = world.generation if world is not None else -1
@@ -719,7 +714,6 @@ def _idle_seen(state: Idle, event: NodesSeen, now_s: float) -> Step[Idle]:
 
 
 def _watch(state: W, now_s: float) -> Step[W]:
-    """End the call after the feed timeout without progress."""
     if now_s < state.deadline_s:
         return state, []
     return replace(state, error=standstill(state, _slowest(state.feed, state.run))), []

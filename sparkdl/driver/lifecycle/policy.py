@@ -114,7 +114,6 @@ def decide(
 
 
 def is_hopeless(failure: Failure) -> bool:
-    """Whether the program cannot work, whenever it is started."""
     return failure.kind == "setup" or _error_name(failure) in HOPELESS
 
 

@@ -28,8 +28,6 @@ from sparkdl.driver.lifecycle.policy import History
 
 @dataclass(frozen=True)
 class Agent:
-    """A connected agent, its offer of a child, and whether it is detached."""
-
     hello: Hello
     offer: Offer | None = None
     is_detached: bool = False
@@ -71,7 +69,6 @@ class Roster:
 
     @property
     def resume(self) -> Resume:
-        """Where the next world resumes."""
         return Resume(len(self.history.restarts_s), self.checkpoint)
 
     def node_of(self, agent_id: str) -> int | None:
@@ -90,7 +87,6 @@ class Roster:
         return bool(self.agents or self.standbys)
 
     def wanted(self) -> tuple[NodeSpec, ...]:
-        """Return the missing nodes to bring back, needed ones first."""
         return tuple(sorted(self.missing(), key=lambda node: node.role.is_expendable))
 
     def detached(self, agent_id: str) -> Roster:
@@ -402,7 +398,6 @@ Step = tuple[S, list[Action]]
 
 
 def status_of(state: Any) -> str:
-    """Return the state in a word, with the restarts so far and the reason of the last one."""
     history = getattr(getattr(before_stop(state), "roster", None), "history", None)
     if history is None or history.cause is None:
         return type(state).__name__
@@ -448,7 +443,6 @@ def agents_of(state: Any) -> Mapping[int, Agent]:
 def node_failure(
     state: Running | Failing, node_id: int, kind: FailureKind, message: str, time_s: float
 ) -> Failure:
-    """Return the failure of a node of the world, as its agent's process."""
     member, agent = state.world.member(node_id), state.roster.agents.get(node_id)
     return Failure(
         node=member.node.name,
@@ -476,7 +470,6 @@ def failure_of(state: Any) -> SparkdlError | None:
 
 
 def feed_problem_of(state: Any) -> SparkdlError | None:
-    """Return why a cluster cannot be fed any more."""
     problem = failure_of(state)
     if problem is None and isinstance(state, (Stopping, Stopped)):
         return FeedClosedError("the cluster was shut down while it was being fed")

@@ -348,7 +348,6 @@ def _failed_as_well(state: Failing, failure: Failure, now_s: float) -> Failing:
 
 
 def _sooner(state: Failing, now_s: float) -> Failing:
-    """Decide sooner, if there is less to wait for now."""
     return replace(state, deadline_s=min(state.deadline_s, _settled_s(state, now_s)))
 
 
@@ -453,7 +452,6 @@ def _stopping_left(state: Stopping, event: AgentLeft, now_s: float) -> Step[Stop
 
 
 def _stopping_asked(state: Stopping, event: StopAsked, now_s: float) -> Step[Stopping]:
-    """Stop sooner than it was asked for before."""
     deadline_s = now_s + event.timeout_s
     if deadline_s >= state.deadline_s:
         return state, []
@@ -497,7 +495,6 @@ def _continues_without(state: Running, failure: Failure) -> Step[Running] | None
 
 
 def _relaunch(state: State) -> list[Action]:
-    """Bring missing nodes back, if they were there before."""
     if not isinstance(state, (Gathering, Running)) or not _has_begun(state):
         return []
     left = state.left if isinstance(state, Running) else ()

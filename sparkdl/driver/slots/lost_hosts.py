@@ -32,7 +32,6 @@ def executors_left(sc: SparkContext) -> set[str]:
 
 
 def executors_of(sc: SparkContext) -> list[Any]:
-    """Return Spark's summaries of its executors."""
     found = sc._jsc.sc().statusStore().executorList(True)
     all_of_them = [found.apply(i) for i in range(found.size())]
     return [executor for executor in all_of_them if executor.id() != "driver"]
@@ -115,7 +114,6 @@ def can_drain(sc: SparkContext | None) -> bool:
 
 
 def draining_executors(sc: SparkContext | None) -> frozenset[str]:
-    """Return Spark's ids of the live executors that are being decommissioned."""
     if sc is None or not can_drain(sc):
         return frozenset()
     # As one text, in one call of py4j for all ids.

@@ -176,7 +176,6 @@ def needs(nodes: int) -> str:
 
 
 def _feeds_beside(spec: ClusterSpec, topology: Topology) -> bool:
-    """Whether feeding tasks need a slot beside those that the nodes keep."""
     return spec.is_fed and not topology.is_dynamic and is_attached(spec, False)
 
 
@@ -215,7 +214,6 @@ def _refusal(spec: ClusterSpec, topology: Topology, gpus: float) -> SparkdlError
 
 
 def _more_slots(topology: Topology, nodes: int) -> str:
-    """Return how an application on this master gets slots for so many nodes."""
     master, cpus = topology.master, topology.task_cpus
     if master.partition("[")[0] == "local":
         return (
