@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from sparkdl.control.rows import CallShape
 from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.core.paths import absolute_url
-from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller
@@ -226,8 +225,10 @@ class Feeds:
     def _with_files(self, name: str, request: FeedRequest) -> FeedRequest:
         """Return the request with Parquet files in place of the data, if the nodes read them."""
         files = request.data
-        if parquet_paths(files) is not None:
-            files = self._looked_up(name, partial(listed, files, self._spec))
+        if (named := parquet_paths(files)) is not None:
+            base = self._spec.default_fs, self._spec.working_dir
+            paths = [absolute_url(path, *base) for path in named.paths]
+            files = self._looked_up(name, partial(list_files, paths, named.columns, named.options))
         if isinstance(files, ParquetSource):
             if request.reader == "spark":
                 raise ConfigError(
@@ -297,12 +298,3 @@ class Feeds:
         first = self._world().members[0].node.node_id
         now = self.controller.look(lambda view: view.activity.get(first))
         bar.update(rows, now.numbers if now else {}, report is not None)
-
-
-def listed(data: Any, spec: ClusterSpec, is_wanted: Callable[[], bool] = lambda: True) -> Any:
-    """Return the `ParquetSource` that `data` names, if it names files; else `data` itself."""
-    named = parquet_paths(data)
-    if named is None:
-        return data
-    paths = [absolute_url(path, spec.default_fs, spec.working_dir) for path in named.paths]
-    return list_files(paths, named.columns, named.options, is_wanted)

@@ -13,9 +13,7 @@ import pytest
 from sparkdl.control.messages import ReadShare
 from sparkdl.control.rows import DataFile, Share, Storage
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.feeds import feeds
-from sparkdl.driver.feeds.feeds import listed
 from sparkdl.driver.feeds.report import check_size
 from sparkdl.node.context import NodeContext
 from tests.doubles.meetings import STEP_S, parts
@@ -45,9 +43,6 @@ def test_report_counts_all_rows_of_loops_that_were_left_early() -> None:
     assert (report.rows_used, report.rows_again, report.rows_unused) == (16, 32, 84)
 
 
-SPEC = ClusterSpec("c", plan_nodes(1))
-
-
 def order_of(files: int) -> ReadShare:
     """Return an order to read so many files, whose names take 1 kB each."""
     named = tuple(DataFile("x" * 1000, 1) for _ in range(files))
@@ -60,11 +55,6 @@ def test_share_that_is_too_large_for_a_message_says_what_to_do() -> None:
         ConfigError, match=r"17000 files, needs a message of .* Write fewer and larger files"
     ):
         check_size(order_of(17_000))
-
-
-@pytest.mark.parametrize("data", [[1, 2], range(3), object(), iter(["a"])])
-def test_what_names_no_files_is_left_as_it_is(data: Any) -> None:
-    assert listed(data, SPEC) is data
 
 
 def test_look_at_files_ends_with_the_call_that_waits_for_it(
