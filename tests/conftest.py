@@ -1,7 +1,4 @@
-"""What every test gets: the leak police, Spark sessions, markers, an order, time limits.
-
-Runs in: the process of pytest
-"""
+"""What every test gets: the leak police, Spark sessions, markers, an order, time limits."""
 
 from __future__ import annotations
 

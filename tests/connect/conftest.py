@@ -1,7 +1,4 @@
-"""A Spark Connect server on a standalone cluster of two workers, and a client without a JVM.
-
-Runs in: the process of pytest
-"""
+"""A Spark Connect server on a standalone cluster of two workers, and a client without a JVM."""
 
 from __future__ import annotations
 

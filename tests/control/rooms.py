@@ -1,7 +1,4 @@
-"""A coordinator on loopback whose listener writes down what it hears, and peers of every kind.
-
-Runs in: the process of pytest
-"""
+"""A coordinator on loopback whose listener writes down what it hears, and peers of every kind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Messages of any content, from the types of their fields: a new field or message is tried at once.
-
-Runs in: the process of pytest
-"""
+"""Messages of any content, from the types of their fields: a new field or message is tried at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The feeds of one node in this process: what its agent and its child do for them, nothing else.
-
-Runs in: the process of pytest
-"""
+"""The feeds of one node in this process: what its agent and its child do for them, nothing else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where a test and a `map_fun` in another process meet: nobody sleeps, nobody polls.
-
-Runs in: the process of pytest, and children
-"""
+"""Where a test and a `map_fun` in another process meet: nobody sleeps, nobody polls."""
 
 from __future__ import annotations
 

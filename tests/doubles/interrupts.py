@@ -1,7 +1,5 @@
 """Ctrl-C at exactly one place, or two, in what the main thread does; and nodes without processes.
 
-Runs in: the process of pytest
-
 Python raises an interrupt when a function of its own begins, and when one of C has returned. The
 profiler is called in just these places, and what it raises is raised there.
 """

@@ -1,7 +1,5 @@
 """A cluster that stays up for the tests of a file: its nodes run one function after another.
 
-Runs in: the process of pytest, and children
-
 A framework takes seconds to import, and most tests need its nodes, not the launch of them. What is
 about launches, restarts and ends is not for a lab.
 """

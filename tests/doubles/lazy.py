@@ -1,7 +1,5 @@
 """Modules that their first use imports, in the tests of libraries that take seconds to import.
 
-Runs in: the process of pytest, and children
-
 Each worker of pytest-xdist collects all tests, those that others run and the deep ones too.
 """
 

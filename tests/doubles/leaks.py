@@ -1,7 +1,5 @@
 """The leak police: what a test may not leave behind, and how that is found out.
 
-Runs in: the process of pytest
-
 What this test run holds after a test and did not hold before has `DEADLINE_S` to go away, for much
 ends asynchronously; what remains and is not on the list of the allowed is a leak.
 """

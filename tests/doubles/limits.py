@@ -1,7 +1,4 @@
-"""A process that may have no more descriptors, or write no more to its disk.
-
-Runs in: the process of pytest
-"""
+"""A process that may have no more descriptors, or write no more to its disk."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What nodes run in tests. Here, for a child to import it without the test.
-
-Runs in: child
-"""
+"""What nodes run in tests. Here, for a child to import it without the test."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Local clusters of the plain framework, their processes, and what they print.
-
-Runs in: the process of pytest
-"""
+"""Local clusters of the plain framework, their processes, and what they print."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Programs that tests run to their end.
-
-Runs in: the process of pytest
-"""
+"""Programs that tests run to their end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A TCP proxy on loopback whose network can stall, be cut, break once, or be listened to.
-
-Runs in: the process of pytest
-"""
+"""A TCP proxy on loopback whose network can stall, be cut, break once, or be listened to."""
 
 from __future__ import annotations
 

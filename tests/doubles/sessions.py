@@ -1,7 +1,4 @@
-"""Spark sessions for tests: one at a time, reused while consecutive tests want the same master.
-
-Runs in: the process of pytest
-"""
+"""Spark sessions for tests: one at a time, reused while consecutive tests want the same master."""
 
 from __future__ import annotations
 

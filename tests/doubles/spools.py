@@ -1,7 +1,4 @@
-"""An agent that only spools: a real Flight server that stores what feeders bring, or does not.
-
-Runs in: the process of pytest
-"""
+"""An agent that only spools: a real Flight server that stores what feeders bring, or does not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Waits for what tells nobody when it comes.
-
-Runs in: the process of pytest, and children
-"""
+"""Waits for what tells nobody when it comes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Finds names and keywords of sparkdl that a program uses and that do not exist.
 
-Runs in: the process of pytest
-
 The program is read, not run: imports, attributes, keywords of calls, and what calls return as far
 as annotations say it. A variable named `ctx` is the context of a node.
 """

@@ -1,7 +1,4 @@
-"""What the chaos suite shares: clusters in which something goes wrong, and what is left of them.
-
-Runs in: the process of pytest
-"""
+"""What the chaos suite shares: clusters in which something goes wrong, and what is left of them."""
 
 from __future__ import annotations
 

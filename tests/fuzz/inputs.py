@@ -1,7 +1,5 @@
 """Random inputs: valid samples, damaged in one place or several. The same seed gives the same ones.
 
-Runs in: the process of pytest
-
 Why not Hypothesis: it looks for small examples, and comes to a thousand inputs a second; this comes
 to some ten thousand, and bytes that were valid once get deeper than bytes that never were.
 """

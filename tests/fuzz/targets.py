@@ -1,7 +1,4 @@
-"""What is fuzzed without sockets: each target takes any bytes, and raises nothing but typed errors.
-
-Runs in: the process of pytest
-"""
+"""What is fuzzed without sockets: each target takes any bytes, and raises nothing but typed errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What two nodes do with Keras and Horovod's faces for it.
-
-Runs in: child
-"""
+"""What two nodes do with Keras and Horovod's faces for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What three nodes do with `DistributedOptimizer` for PyTorch, and what one does alone.
-
-Runs in: child
-"""
+"""What three nodes do with `DistributedOptimizer` for PyTorch, and what one does alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What two nodes do with `sparkdl.horovod.tensorflow`; the tests compare it with numpy.
-
-Runs in: child
-"""
+"""What two nodes do with `sparkdl.horovod.tensorflow`; the tests compare it with numpy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Runs a function on nodes that exchange: if it fails on one, the others do not wait for it.
-
-Runs in: the process of pytest, and children
-"""
+"""Runs a function on nodes that exchange: if it fails on one, the others do not wait for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What tests on several hosts share.
-
-Runs in: the process of pytest
-"""
+"""What tests on several hosts share."""
 
 from __future__ import annotations
 

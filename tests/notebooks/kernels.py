@@ -1,7 +1,4 @@
-"""A kernel as a front end has it: runs cells, hears what they show, interrupts them.
-
-Runs in: the process of pytest
-"""
+"""A kernel as a front end has it: runs cells, hears what they show, interrupts them."""
 
 from __future__ import annotations
 

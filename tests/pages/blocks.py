@@ -1,7 +1,5 @@
 """The Python blocks of the documentation, and which of them are run.
 
-Runs in: the process of pytest
-
 A block is run in the order of its page, in one process for each page, after
 `preludes/common.py` and `preludes/<page>.py`, which define what the page takes for granted. A line
 `# block: <heading>` of these stands for the next block under that heading, so that something can

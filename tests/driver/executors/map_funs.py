@@ -1,7 +1,4 @@
-"""What the nodes of the Spark tests run.
-
-Runs in: child
-"""
+"""What the nodes of the Spark tests run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Clusters that stay up for a file, by how much of a feed their nodes hold.
 
-Runs in: the process of pytest
-
 A body that `Lab.begin` runs reads the feed that the fixture `feed` names, so that each test has a
 feed of its own.
 """

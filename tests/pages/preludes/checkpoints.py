@@ -1,7 +1,4 @@
-"""The models of the page's loops, which fail once: each goes on from its last checkpoint.
-
-Runs in: the driver of a page's program
-"""
+"""The models of the page's loops, which fail once: each goes on from its last checkpoint."""
 
 import argparse
 import tempfile

@@ -1,7 +1,4 @@
-"""What every page takes for granted: a session, a DataFrame, a function that reads its feed.
-
-Runs in: the driver of a page's program
-"""
+"""What every page takes for granted: a session, a DataFrame, a function that reads its feed."""
 
 from pyspark.sql import SparkSession
 

@@ -1,7 +1,4 @@
-"""Makes the folder that the doctor is asked about.
-
-Runs in: the driver of a page's program
-"""
+"""Makes the folder that the doctor is asked about."""
 
 from pathlib import Path
 

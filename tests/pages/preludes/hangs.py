@@ -1,7 +1,4 @@
-"""After the page's program, a cluster that waits for its feed.
-
-Runs in: the driver of a page's program
-"""
+"""After the page's program, a cluster that waits for its feed."""
 
 # block: Hangs and stragglers
 cluster = sparkdl.launch(spark, train, args, nodes=2)

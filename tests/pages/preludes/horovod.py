@@ -1,7 +1,4 @@
-"""Models and data of the page's programs.
-
-Runs in: the driver of a page's program
-"""
+"""Models and data of the page's programs."""
 
 import tempfile
 

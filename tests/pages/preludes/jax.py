@@ -1,7 +1,4 @@
-"""Models of the page, and functions of nodes around what is the body of one.
-
-Runs in: the driver of a page's program
-"""
+"""Models of the page, and functions of nodes around what is the body of one."""
 
 import keras
 import numpy as np

@@ -1,7 +1,4 @@
-"""Models with the features that the page's DataFrame has.
-
-Runs in: the driver of a page's program
-"""
+"""Models with the features that the page's DataFrame has."""
 
 import keras
 import torch

@@ -1,7 +1,4 @@
-"""The page's program, and a function of nodes around Fabric.
-
-Runs in: the driver of a page's program
-"""
+"""The page's program, and a function of nodes around Fabric."""
 
 from lightning.fabric import Fabric
 

@@ -1,7 +1,4 @@
-"""What the functions of JAX and TensorFlow train, and their names.
-
-Runs in: the driver of a page's program
-"""
+"""What the functions of JAX and TensorFlow train, and their names."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,4 @@
-"""What the page's programs train.
-
-Runs in: the driver of a page's program
-"""
+"""What the page's programs train."""
 
 
 def train():

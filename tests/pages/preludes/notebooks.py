@@ -1,6 +1,3 @@
-"""The function of the notebook.
-
-Runs in: the driver of a page's program
-"""
+"""The function of the notebook."""
 
 train_fn = train

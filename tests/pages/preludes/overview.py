@@ -1,7 +1,4 @@
-"""The DataFrames, files and functions of the overview.
-
-Runs in: the driver of a page's program
-"""
+"""The DataFrames, files and functions of the overview."""
 
 validation = df
 df.write.parquet("/data/more")

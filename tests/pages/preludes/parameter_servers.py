@@ -1,7 +1,4 @@
-"""Rows, arguments and models of the page's clusters.
-
-Runs in: the driver of a page's program
-"""
+"""Rows, arguments and models of the page's clusters."""
 
 import argparse
 import tempfile

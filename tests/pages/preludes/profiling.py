@@ -1,7 +1,4 @@
-"""A cluster that runs the page's training, and the trace that it leaves.
-
-Runs in: the driver of a page's program
-"""
+"""A cluster that runs the page's training, and the trace that it leaves."""
 
 from pathlib import Path
 

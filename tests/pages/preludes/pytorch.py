@@ -1,7 +1,4 @@
-"""A function and a program for `TorchDistributor`, and a model of blocks.
-
-Runs in: the driver of a page's program
-"""
+"""A function and a program for `TorchDistributor`, and a model of blocks."""
 
 import argparse
 from pathlib import Path

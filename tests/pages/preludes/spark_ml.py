@@ -1,7 +1,4 @@
-"""Data and models of the page's pipelines and saved models.
-
-Runs in: the driver of a page's program
-"""
+"""Data and models of the page's pipelines and saved models."""
 
 import numpy as np
 import torch

@@ -1,7 +1,4 @@
-"""Files for the stream, and a thread that stops the query when it has had rows.
-
-Runs in: the driver of a page's program
-"""
+"""Files for the stream, and a thread that stops the query when it has had rows."""
 
 import threading
 from pathlib import Path

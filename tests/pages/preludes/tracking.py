@@ -1,7 +1,4 @@
-"""An estimator, its run, a function that reports, and what TensorBoard has been written.
-
-Runs in: the driver of a page's program
-"""
+"""An estimator, its run, a function that reports, and what TensorBoard has been written."""
 
 import os
 

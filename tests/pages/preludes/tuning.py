@@ -1,7 +1,4 @@
-"""The library of the search, what its trials reach, and a pipeline.
-
-Runs in: the driver of a page's program
-"""
+"""The library of the search, what its trials reach, and a pipeline."""
 
 import optuna
 from pyspark.ml import Pipeline

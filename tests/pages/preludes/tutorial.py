@@ -1,7 +1,4 @@
-"""The rows and the model of the page's program, for its variant that is killed and continues.
-
-Runs in: the driver of a page's program
-"""
+"""The rows and the model of the page's program, for its variant that is killed and continues."""
 
 import os
 import signal

@@ -1,7 +1,4 @@
-"""Rows of a linear function.
-
-Runs in: the process of pytest
-"""
+"""Rows of a linear function."""
 
 from __future__ import annotations
 
