@@ -21,7 +21,6 @@ ROOT = Path(__file__).parent.parent
 _FENCE = re.compile(r"^( *)(```+|~~~+) *(\w*)[^\n]*\n(.*?)^\1\2", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)>?(?: \"[^\"]*\")?\)|(?:src|href)=\"([^\"]+)\"")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
-_HEADER = re.compile(r"^ *\|([^\n]*)\| *\n *\|(?: *:?-+:? *\|)+ *$", re.MULTILINE)
 _ANCHOR = re.compile(r"<a (?:name|id)=\"([^\"]+)\"")
 _CODE = re.compile(r"`([^`\n]+)`")
 _DOTTED = re.compile(r"\bsparkdl(?:\.[A-Za-z_]\w*)+")
@@ -90,12 +89,6 @@ def wide_lines(page: Path) -> Iterator[str]:
             yield f"{page.name}:{number} has {columns} columns, {MAX_COLUMNS} are allowed"
 
 
-def unnamed_columns(page: Path) -> Iterator[str]:
-    for match in _HEADER.finditer(_FENCE.sub("", page.read_text(encoding="utf-8"))):
-        if not all(cell.strip() for cell in match.group(1).split("|")):
-            yield f"{page.name}: |{match.group(1)}| has a column without a name"
-
-
 def unknown_names(page: Path) -> Iterator[str]:
     """Yield names of sparkdl's modules, and of files here, that a page mentions and nobody has."""
     text = page.read_text(encoding="utf-8")
@@ -158,11 +151,6 @@ def test_way_of_a_row_is_a_few_files_each_once() -> None:
 @pytest.mark.parametrize("page", pages(), ids=_name)
 def test_lines_can_be_read_without_scrolling(page: Path) -> None:
     assert _name(page) in STILL_WIDE or not list(wide_lines(page))
-
-
-@pytest.mark.parametrize("page", pages(), ids=_name)
-def test_columns_of_tables_have_names(page: Path) -> None:
-    assert not list(unnamed_columns(page))
 
 
 @pytest.mark.parametrize("page", pages(), ids=_name)

@@ -1,4 +1,4 @@
-"""Messages of any content, from the types of their fields: a new field or message is tried at once."""
+"""Messages of any content, from the types of their fields: a new one is tried at once."""
 
 from __future__ import annotations
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -24,7 +22,6 @@ from sparkdl import Observe
 from sparkdl.driver import events
 from tests.doubles.lazy import needs
 from tests.doubles.nodes import launch, processes
-from tests.doubles.sessions import free_port, wait_for_server
 
 pytestmark = [
     needs("bokeh", "playwright"),
@@ -79,8 +76,11 @@ def check_on_a_phone_in_the_dark(browser: Any, url: str) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path) -> None:
+def test_pages_show_a_training_whose_node_is_killed(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done, problems = tmp_path / "done", list[str]()
+    monkeypatch.setenv("SPARKDL_DASHBOARD_PREFIX", "/team/dashboard")
     with launch(train, str(done), 2, max_restarts=1, observe=Observe(dashboard=True)) as cluster:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         note_errors(page, problems)
@@ -91,6 +91,7 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
             status = page.inner_text("[role=status]")
             assert re.match(rf"running · cluster {cluster.spec.cluster_id} · 2 nodes", status)
             assert page.title() == f"{name.capitalize()} · sparkdl"
+            assert f"/team/dashboard/{name}" in page.url
         look_at(page, "overview")
         page.wait_for_selector("h2:text-is('Rows per second, all nodes')", timeout=WAIT_MS)
         look_at(page, "nodes")
@@ -159,64 +160,4 @@ def test_recorded_run_that_failed_is_looked_at(browser: Any, tmp_path: Path) -> 
             assert height < 1200, "no room is kept for nodes that there are not"
         finally:
             shown.send_signal(signal.SIGINT)
-    assert not problems
-
-
-NGINX = """
-daemon off; pid {folder}/pid; error_log {folder}/errors; worker_processes 1;
-events {{}}
-http {{
-  access_log off;
-  client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
-  uwsgi_temp_path {folder}; scgi_temp_path {folder};
-  map $http_upgrade $connection_upgrade {{ default upgrade; '' close; }}
-  server {{
-    listen 127.0.0.1:{port};
-    proxy_http_version 1.1;
-    proxy_set_header Upgrade $http_upgrade;
-    proxy_set_header Connection $connection_upgrade;
-    location {prefix}/ {{ proxy_pass http://127.0.0.1:{behind}; }}
-    location /taken/away/ {{ proxy_pass http://127.0.0.1:{behind}{prefix}/; }}
-  }}
-}}
-"""
-"""With the path as it comes, and without its first part, as jupyter-server-proxy has it."""
-
-
-@contextmanager
-def proxy(folder: Path, url: str, prefix: str) -> Iterator[str]:
-    """Have a reverse proxy before the dashboard, and return its address."""
-    port, behind = free_port(), urlsplit(url).port
-    config = folder / "nginx.conf"
-    config.write_text(NGINX.format(folder=folder, port=port, behind=behind, prefix=prefix))
-    with subprocess.Popen([str(shutil.which("nginx")), "-c", str(config)]) as nginx:
-        try:
-            wait_for_server(port)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            nginx.terminate()
-
-
-@pytest.mark.deep
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="there is no nginx")
-def test_pages_work_behind_a_reverse_proxy_under_any_path(
-    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prefix, done, problems = "/team/dashboard", tmp_path / "done", list[str]()
-    monkeypatch.setenv("SPARKDL_DASHBOARD_PREFIX", prefix)
-    with launch(train, str(done), 2, observe=Observe(dashboard=True)) as cluster:
-        url = str(cluster.dashboard_url)
-        assert urlsplit(url).path == f"{prefix}/"
-        cluster.feed([(float(n),) for n in range(800)], epochs=EPOCHS)
-        with proxy(tmp_path, url, prefix) as front:
-            for path in (prefix, "/taken/away"):
-                page = browser.new_context().new_page()
-                note_errors(page, problems)
-                page.goto(f"{front}{path}/?{urlsplit(url).query}")
-                for name in PATHS:
-                    look_at(page, name)
-                    assert urlsplit(page.url).path == f"{path}/{name}"
-                look_at(page, "overview")
-                page.wait_for_selector(".tiles b", timeout=WAIT_MS)
-        done.touch()
     assert not problems

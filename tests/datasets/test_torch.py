@@ -381,21 +381,3 @@ def test_state_of_a_loader_is_that_of_ctx_checkpoint() -> None:
         assert values(data) == list(range(40))
         with pytest.raises(ConfigError, match=r"resumes from ctx\.checkpoint alone"):
             resumed(it, False).load_state_dict({})
-
-
-@needs("torchdata")
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stateful_loader_resumes_at_the_first_row_of_the_feed(workers: int) -> None:
-    loaders: Any = import_module("torchdata.stateful_dataloader")
-    with Arrivals() as it:
-        loader = loaders.StatefulDataLoader(resumed(it, True), batch_size=None, num_workers=workers)
-        reading = iter(loader)
-        for _ in range(2):
-            next(reading)
-        state = loader.state_dict()
-        del reading, loader
-    with Arrivals() as it:
-        loader = loaders.StatefulDataLoader(resumed(it, True), batch_size=None, num_workers=workers)
-        loader.load_state_dict(state)
-        assert values(loader) == list(range(40))

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -230,12 +229,7 @@ class LocalNode(Sent):
             self.reader().begin(UNWATCHED, tracks=True, is_resumed=False)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.link.close()
         for reader in self.link.feeds._readers.values():
             with suppress(FeedClosedError):  # there is nobody to tell any more
@@ -298,11 +292,6 @@ class LocalNode(Sent):
                 for count in progress.counts
             )
         )
-
-    def wait_sent(self, is_enough: Callable[[list[Local]], bool]) -> None:
-        """Wait until the child has been sent enough messages other than segments."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: is_enough(self.sent), SOON_S), self.sent
 
     @property
     def rows_received(self) -> int:

@@ -1,4 +1,4 @@
-"""What is fuzzed without sockets: each target takes any bytes, and raises nothing but typed errors."""
+"""What is fuzzed without sockets: targets take any bytes, and raise only typed errors."""
 
 from __future__ import annotations
 
