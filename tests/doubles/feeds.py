@@ -8,6 +8,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -389,29 +390,20 @@ class NodeProxy(Proxy):
         self.target = replace(target, uri=self.uri)
 
 
-class Running(threading.Thread, Generic[T]):
-    """A function in a thread of its own; `result` gives what it returned or raised."""
+class Running(Generic[T]):
+    """A function in a thread of its own."""
 
     def __init__(self, function: Callable[[], T]) -> None:
-        super().__init__(name="running")
-        self._function = function
-        self._value: T | None = None
-        self._error: BaseException | None = None
-        self.start()
+        pool = ThreadPoolExecutor(1, "running")
+        self._future = pool.submit(function)
+        pool.shutdown(wait=False)
 
-    def run(self) -> None:
-        try:
-            self._value = self._function()
-        except BaseException as error:  # noqa: BLE001 (raised by `result`)
-            self._error = error
+    def still_runs(self, after_s: float) -> bool:
+        return bool(wait([self._future], after_s).not_done)
 
     def result(self) -> T:
-        """Wait for the end."""
-        self.join(SOON_S)
-        assert not self.is_alive(), "it still runs"
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[return-value]
+        """Wait for the end; return what it returned, or raise what it raised."""
+        return self._future.result(SOON_S)
 
 
 def values(reader: FeedReader, batch_size: int = 1000) -> list[int]:

@@ -16,7 +16,6 @@ import pytest
 from tests.doubles.leaks import RUN_VARIABLE, Police
 
 ROOT = Path(__file__).parents[2]
-WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
@@ -28,19 +27,6 @@ def police(run_name: str) -> Police:
 def cleanup() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
-
-
-def start(cleanup: ExitStack, *arguments: str) -> int:
-    """Start a Python that waits for the end of its input; return its pid once it is up."""
-    process = cleanup.enter_context(
-        subprocess.Popen(
-            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-    )
-    cleanup.callback(process.kill)
-    assert process.stdout is not None
-    assert process.stdout.readline().strip().isalnum()
-    return process.pid
 
 
 def test_what_this_process_holds_is_caught_and_its_environment_restored(
@@ -105,17 +91,6 @@ def test_orphan_is_caught_by_the_mark_it_inherited(police: Police, cleanup: Exit
     police.clean_up()
     psutil.wait_procs([orphan], timeout=5)
     assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
-
-
-def test_node_process_is_never_allowed(run_name: str, cleanup: ExitStack) -> None:
-    police = Police(run_name, has_spark=True, deadline_s=0.2)
-    pid = start(cleanup, "-c", WAITS, "pyspark.daemon")
-    assert not any("process" in leak for leak in police.leaks())
-    node = start(cleanup, "-c", WAITS, "pyspark.daemon sparkdl.node.agent")
-    leaks = [leak for leak in police.leaks() if leak.startswith("process")]
-    assert len(leaks) == 1
-    assert f"{node} " in leaks[0]
-    assert f"{pid} " not in leaks[0]
 
 
 def test_a_test_that_leaks_fails(

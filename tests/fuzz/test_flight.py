@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +15,9 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from sparkdl.control.auth import bearer
-from sparkdl.control.descriptors import FdSender
 from sparkdl.control.messages import Lot
 from sparkdl.core.errors import ProtocolError, SparkdlError
-from sparkdl.feed.store.segment import StoredSegment, write_segment
+from sparkdl.feed.store.segment import StoredSegment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from sparkdl.feed.transfer import messages
 from sparkdl.feed.transfer import server as server_module
@@ -210,74 +206,3 @@ def test_batch_whose_offsets_lead_beyond_its_bytes_is_refused(node: Node) -> Non
         node.server.do_put(Call(), Call(PUT[0]), [chunk], Call())
     with pytest.raises(flight.FlightServerError, match="a broken record batch"):
         node.server.do_exchange(Call(), Call(EXCHANGES[0]), [chunk], Call())
-
-
-def file_of(data: bytes) -> int:
-    with tempfile.TemporaryFile() as file:
-        file.write(data)
-        file.flush()
-        return os.dup(file.fileno())
-
-
-def some_descriptor(kind: int, segment: bytes) -> int:
-    """Return a descriptor of something that may be no segment; the caller closes it."""
-    match kind:
-        case 0:
-            return os.open("/", os.O_RDONLY)
-        case 1:
-            read_end, write_end = os.pipe()
-            os.close(write_end)  # whoever opened the other end again would wait for ever
-            return read_end
-        case 2:
-            return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).detach()
-        case 3:
-            return os.open("/dev/null", os.O_WRONLY)
-        case 4:
-            return os.memfd_create("empty")
-        case _:
-            return file_of(segment)
-
-
-def test_any_segment_that_is_handed_over_is_taken_or_refused(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_module, "_FD_WAIT_S", SOON_S)
-    count = share(0.01)
-    fd, nbytes = write_segment(WORDS)
-    samples = [os.pread(fd, nbytes, 0)]
-    os.close(fd)
-    sender = FdSender.connect(node.server._fd_receiver.name, TOKEN)
-    assert sender is not None
-    with closing(sender):
-        for number, segment in enumerate(damaged(samples, count, "segment")):
-            fd = some_descriptor(number % 20, segment)
-            rows = WORDS.num_rows if number % 8 else number
-            piece = msgspec.json.encode(messages.PutPiece(((0, rows),), rows, sender.send(fd)))
-            os.close(fd)
-            with refused_if_bad((number, segment)):
-                node.server.do_put(Call(), Call(PUT[0]), [Chunk(WORDS.slice(0, 0), piece)], Call())
-            node.settle()
-    assert node.rows["input"] % WORDS.num_rows == 0
-
-
-def test_any_first_message_of_a_hand_over_is_taken_or_refused(node: Node) -> None:
-    token = bearer(TOKEN).encode()
-    for number, data in enumerate(damaged([token, b"key-1"], share(0.003), "hand-over")):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, suppress(OSError):
-            sock.connect(f"\0{node.server._fd_receiver.name}")
-            sock.send(data if number % 2 else token)
-            sock.send(data)
-
-
-# Over the network.
-
-
-def test_any_bytes_on_the_port_harm_nobody(node: Node) -> None:
-    host, _, port = node.server.uri.rpartition("//")[2].rpartition(":")
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-    settings = bytes.fromhex("000006040000000000000400ffffff")
-    call = bytes.fromhex("00000401040000000182868441")
-    for data in damaged([preface + settings + call, preface, b"GET / HTTP/1.1\r\n\r\n"],
-                        share(0.003), "bytes"):  # fmt: skip
-        with socket.create_connection((host, int(port)), SOON_S) as sock, suppress(OSError):
-            sock.sendall(data)

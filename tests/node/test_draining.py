@@ -58,8 +58,7 @@ def test_call_waits_for_the_reports_of_nodes_that_have_not_heard() -> None:
     nodes = Nodes(2)
     nodes.notices[0].hear(Drain(0, -1))
     asks = Running(nodes.notices[0].is_due)
-    asks.join(0.1)
-    assert asks.is_alive()
+    assert asks.still_runs(0.1)
     assert not nodes.notices[1].is_due()  # it trains: the other may be waiting in a collective
     nodes.notices[1].hear(Drain(0, -1))
     nodes.settle(-1)

@@ -149,8 +149,7 @@ def test_files_that_a_node_reads_itself_need_nobody_to_feed_them() -> None:
         ends.begun()
         own = ends.link.feeds.own_reader("parquet")
         waiting = Running(own.has_epoch)
-        waiting.join(4 * SOON_GIVEN_UP.feeding.timeout_s)
-        assert waiting.is_alive()
+        assert waiting.still_runs(4 * SOON_GIVEN_UP.feeding.timeout_s)
         ends.send(channel.EndMark(own.feed))
         assert not waiting.result()
 
@@ -196,8 +195,7 @@ def test_feed_that_may_still_come_is_waited_for(why: str) -> None:
             ends.link.feeds.reader("other").has_epoch()
         feed = DataFeed(reader, ends.link.send, train_mode=why != "inference")
         waiting = Running(lambda: feed.next_batch(1))
-        waiting.join(4 * SOON_GIVEN_UP.feeding.timeout_s)
-        assert waiting.is_alive()
+        assert waiting.still_runs(4 * SOON_GIVEN_UP.feeding.timeout_s)
         ends.send(channel.EndMark(""))
         assert waiting.result() == []
 
