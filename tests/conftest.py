@@ -34,6 +34,13 @@ _LAST = 100
 _MAX_ID_CHARS = 80
 _SUMMED_S = 60.0
 """Shorter runs print no seconds by folder."""
+_BUDGET_S = {
+    **{"driver": 360, "ml": 230, "horovod": 130, "frameworks": 130, "feed": 90, "node": 70},
+    **{"faults": 60, "dashboard": 45},
+}
+"""What the tests of a folder may take on two quiet cores; of any other folder `_OTHER_S`. Together
+they take three processes seven minutes."""
+_OTHER_S, _OVER = 30, 1.2
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Of every JVM of the tests: they live too shortly to win back what optimising them costs."""
 _CLASSES = _ROOT / "build" / "spark.jsa"
@@ -125,7 +132,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the seconds that the tests of each folder took."""
+    """Print the seconds that the tests of each folder took, and which took more than they may."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -137,6 +144,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         largest = sorted(seconds.items(), key=lambda item: -item[1])
         found = ", ".join(f"{name} {took:.0f}" for name, took in largest)
         terminalreporter.write_line(f"{total:.0f}: {found}")
+        budgets = {name: _BUDGET_S.get(name, _OTHER_S) for name in seconds}
+        for name, took in largest:
+            if took > _OVER * budgets[name] and not terminalreporter.config.getoption("deep"):
+                said = f"{name} takes {took:.0f} s of its {budgets[name]}, if the machine is quiet"
+                terminalreporter.write_line(said, yellow=True)
 
 
 def _choose(config: pytest.Config, items: list[pytest.Item], *, is_deep: bool) -> None:
