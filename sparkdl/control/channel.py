@@ -8,7 +8,6 @@ Runs in: agent, child
       │  EndMark, Reopened, Reclaim ───────────────▶│
       │  FeedBegin, Granted, EpochEnd,              │
       │      FeedCovered ──────────────────────────▶│  the coordinator's, passed on
-      │◀─ ReadParquet ─────────────── ReadFailed ──▶│  files that the child asks its agent to read
       │◀───────────────────── Imported, ChildRunning│  the framework is; map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
       │◀───────── Results + descriptor, Terminated  │
@@ -30,7 +29,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -130,11 +129,16 @@ class Imported(LocalMessage, frozen=True):
 
 
 class Consumed(LocalMessage, frozen=True):
-    """What user code has been given of a feed since the child started; see `FeedCount`."""
+    """What user code has been given of a feed since the child started; see `FeedCount`.
+
+    Args:
+        is_own: the child reads its rows from files.
+    """
 
     feed: str
     given: Given = Given()
     waits: bool = False
+    is_own: bool = False
 
 
 class Release(LocalMessage, frozen=True):
@@ -148,36 +152,6 @@ class Terminated(LocalMessage, frozen=True):
     """User code wants no more rows of the feeding that is under way."""
 
     feed: str
-
-
-class ReadParquet(LocalMessage, frozen=True):
-    """Read a Parquet data set into a feed of the child's own, as often as it asks for an epoch.
-
-    Args:
-        nodes: the ids of the nodes that share its rows, in this order; all ask the same.
-        node: whose share is to be read.
-        epochs: how many there are; `None` for as many as are wanted.
-        seed: of the order of the row groups, which differs from epoch to epoch; `None` keeps it.
-        done: rows covered by a checkpoint, by epoch: they are not read. All nodes ask the same.
-    """
-
-    feed: str
-    paths: tuple[str, ...]
-    nodes: tuple[int, ...]
-    node: int
-    columns: tuple[str, ...] | None = None
-    options: dict[str, Any] = {}
-    epochs: int | None = None
-    seed: int | None = None
-    done: EpochRows = {}
-
-
-class ReadFailed(LocalMessage, frozen=True):
-    """The feed ends here: its files cannot be read. `is_config` if it was never possible."""
-
-    feed: str
-    problem: str
-    is_config: bool = False
 
 
 class Results(LocalMessage, frozen=True):
@@ -207,11 +181,13 @@ class Checkpointed(LocalMessage, frozen=True):
 
     Args:
         feeds: what user code has used, by feed, epoch and segment.
+        own: likewise of files that the child reads, by feed, epoch and partition.
         problem: why the part could not be written instead; empty if it was.
     """
 
     step: int
-    feeds: dict[str, EpochRows]
+    feeds: dict[str, EpochRows] = {}
+    own: dict[str, EpochRows] = {}
     problem: str = ""
 
 
@@ -238,8 +214,6 @@ Local = (
     | Consumed
     | Release
     | Terminated
-    | ReadParquet
-    | ReadFailed
     | Results
     | Reported
     | Waited

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from sparkdl.control.channel import Consumed, Local, ReadParquet, Reported, Waited
+from sparkdl.control.channel import Consumed, Local, Reported, Waited
 from sparkdl.control.messages import NodeActive
 from sparkdl.core.throttle import Throttle
 from sparkdl.node.error_lines import Marker, unmarked
@@ -196,9 +196,7 @@ class Activity:
                 now = replace(now, step=step, metrics=metrics)
             case Waited(watched_s, rows_s, others_s):
                 now = replace(now, watched_s=watched_s, rows_s=rows_s, others_s=others_s)
-            case ReadParquet(feed):
-                self._own[feed] = 0
-            case Consumed(feed) if feed in self._own:
+            case Consumed(feed, is_own=True):
                 self._own[feed] = message.given.steps
                 now = replace(now, batches=sum(self._own.values()))
             case _:

@@ -223,10 +223,10 @@ class Agent:
                 # For users who read only the log.
                 self._child.process.log.add(failure.traceback.rstrip())
                 self.handle(states.ChildReportedEnd(channel.Raised(failure, raised_s)))
-            case channel.Checkpointed(step, feeds, problem):
+            case channel.Checkpointed(step, feeds, own, problem):
                 # Otherwise the child is being ended, and its part would belong to no generation.
                 if self._begun is not None:
-                    covered = self._feeds.coverage(feeds)
+                    covered = {**self._feeds.coverage(feeds), **own}
                     part = messages.CheckpointPart(self._begun, step, covered, problem)
                     self._report(part)
             case messages.ChildRunning() | messages.CheckpointDone() | messages.Gather():

@@ -132,7 +132,7 @@ class Checkpoints:
         store = self._store
         self._check(step)
         # Taken before the block, in which user code may read on.
-        feeds = self._link.feeds.positions(batches)
+        feeds, own = self._link.feeds.positions(batches)
         name = CheckpointName(step, self._spec.cluster_id, self._generation)
         if self._leads and self._last_step is None:
             # Leftovers of failed checkpoints only take space: they must not fail this one.
@@ -156,11 +156,11 @@ class Checkpoints:
             problem = f"{type(error).__name__}: {error}"[:_MAX_PROBLEM_CHARS]
             # On a shared disk the folder belongs to all nodes, so only the first one deletes it.
             store.give_up(name, folder, for_all=self._leads)
-            self._link.send(Checkpointed(step, {}, problem))
+            self._link.send(Checkpointed(step, problem=problem))
             raise
         finally:
             self._is_open = False
-        self._link.send(Checkpointed(step, feeds))
+        self._link.send(Checkpointed(step, feeds, own))
         self._link.draining.clear()
         self._made = (name, None)
         if self._leads:

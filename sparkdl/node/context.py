@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.control.channel import ReadParquet
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.exchange import note_exchange
 from sparkdl.core.settings import visible_gpus
@@ -17,6 +16,7 @@ from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.spelling import checks_keywords
 from sparkdl.core.world import FIRST_TIME, Member, Resume, World
 from sparkdl.feed.reader.batches import EpochBatches, Tail
+from sparkdl.feed.reader.files import FileOrder
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.checkpoints import Checkpoints, LastCheckpoint
 from sparkdl.node.legacy import LegacyContext, NodeManager
@@ -181,8 +181,8 @@ class NodeContext(LegacyContext):
         """Return Parquet files as batches of numpy arrays; each `iter` is one epoch.
 
         The nodes that train share the rows: call it on all of them, alike. Other nodes read all
-        rows. A node reads ahead, and once only what fits into the memory and on the disk that
-        `Feeding` names. Each call reads separately: keep the result.
+        rows. A node reads each epoch from the files, and ahead of it what fits into
+        `Feeding(memory_nbytes=…)`, or 256 MB. Each call reads separately: keep the result.
 
         Args:
             path: a folder, a file, a pattern, a list of these, or what `sparkdl.parquet` returns.
@@ -204,7 +204,8 @@ class NodeContext(LegacyContext):
             path = path.paths
         files = parquet(path, columns, options)
         names, is_even = files.columns, self._is_even(even)
-        reader = self._link.feeds.own_reader("parquet")
+        own_files = self._link.feeds.own_files(self._spec.settings.feeding.memory_nbytes)
+        reader = own_files.reader
         order = (is_even, tail, shuffle, seed)
         batches = EpochBatches(reader, batch_size, names, *order, pad or {}, steps)
         paths = tuple(map(self.absolute_path, files.paths))
@@ -213,10 +214,10 @@ class NodeContext(LegacyContext):
         nodes = tuple(sharer.node.node_id for sharer in sharers)
         own, row_seed = self.member.node.node_id, seed if shuffle else None
         done = self._checkpoints.covered(reader.feed) if is_trainer else {}
-        # The driver takes no part: each agent lists the files and makes the same plan of these
+        # The driver takes no part: each node lists the files and makes the same plan of these
         # values.
         share = (nodes, own, batches.stored, dict(files.options), epochs, row_seed, done)
-        self._link.send(ReadParquet(reader.feed, paths, *share))
+        own_files.begin(FileOrder(paths, *share))
         return batches
 
     @checks_keywords

@@ -9,7 +9,6 @@ from sparkdl.control.channel import (
     Consumed,
     EndMark,
     Local,
-    ReadFailed,
     Segment,
     Start,
 )
@@ -20,8 +19,8 @@ from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.core.world import FIRST_TIME
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.reader.reader import UNWATCHED, FeedMessage, FeedReader, TrainingWatch
-from sparkdl.feed.reader.supply import Supply
+from sparkdl.feed.reader.files import MEMORY_NBYTES, OwnFiles
+from sparkdl.feed.reader.reader import UNWATCHED, FeedMessage, FeedReader, Supply, TrainingWatch
 
 
 class FeedReaders:
@@ -38,7 +37,7 @@ class FeedReaders:
         self._send_to_agent = send
         self._lock = threading.Lock()  # of what follows: user code's threads ask for readers
         self._readers: dict[str, FeedReader] = {}
-        self._own: set[str] = set()
+        self._own: dict[str, OwnFiles] = {}
         self._supply = Supply()
         self._has_ended = self._is_lost = False
         self._tracks = self._is_resumed = False
@@ -49,17 +48,19 @@ class FeedReaders:
         with self._lock:
             reader = self._readers.get(feed)
             if reader is None:
-                # The driver does not have to supply a feed that the node fills itself.
-                supply = None if feed in self._own else self._supply
-                reader = self._readers[feed] = FeedReader(feed, self._send, supply=supply)
-                reader.begin(self.watch, self._tracks, self._is_resumed)
+                reader = FeedReader(feed, self._send, supply=self._supply)
+                self._add(reader)
                 # A reader that is asked for after the end would otherwise wait for rows that never
                 # come.
-                if self._has_ended and feed not in self._own:
+                if self._has_ended:
                     reader.hear(EndMark(feed))
-                if self._is_lost:
-                    reader.lose()
             return reader
+
+    def _add(self, reader: FeedReader) -> None:
+        self._readers[reader.feed] = reader
+        reader.begin(self.watch, self._tracks, self._is_resumed)
+        if self._is_lost:
+            reader.lose()
 
     def batches_given(self) -> dict[str, int]:
         """Return how many batches of each feed user code was handed, without the unread feeds."""
@@ -74,6 +75,8 @@ class FeedReaders:
             readers = list(self._readers.values())
         for reader in readers:
             reader.report()
+        for own in self._own.values():
+            own.stop()
 
     def cause_of(self, error: BaseException) -> BaseException:
         """Return the error of a feed that `error` repeats, as TensorFlow does; else `error`."""
@@ -85,15 +88,18 @@ class FeedReaders:
                 return cause.with_traceback(error.__traceback__)
         return error
 
-    def own_reader(self, kind: str) -> FeedReader:
-        """Return the reader of a new feed that this node fills itself; no driver ends it."""
+    def own_files(self, memory_nbytes: int | None) -> OwnFiles:
+        """Return a new feed that this node reads from files; no driver ends it."""
         with self._lock:
-            feed = f"{kind}:{len(self._own)}"
-            self._own.add(feed)
-        return self.reader(feed)
+            name = f"parquet:{len(self._own)}"
+            own = self._own[name] = OwnFiles(name, self._send, memory_nbytes or MEMORY_NBYTES)
+            self._add(own.reader)
+        return own
 
-    def positions(self, batches: int | Mapping[str, int] | None) -> dict[str, EpochRows]:
-        """Return which rows user code has used, by feed, epoch and segment.
+    def positions(
+        self, batches: int | Mapping[str, int] | None
+    ) -> tuple[dict[str, EpochRows], dict[str, EpochRows]]:
+        """Return which rows user code has used: by feed, epoch and segment; of its files, by row.
 
         Args:
             batches: how many batches of the default feed, or of the only one that was read; by
@@ -104,7 +110,9 @@ class FeedReaders:
             ConfigError: see `FeedReader.position`, or if it is unclear which feed is meant.
         """
         asked = self._asked(batches)
-        return {feed: self._readers[feed].position(count) for feed, count in asked.items()}
+        found = {feed: self._readers[feed].position(count) for feed, count in asked.items()}
+        own = {feed: self._own[feed].rows(found.pop(feed)) for feed in asked if feed in self._own}
+        return found, own
 
     def _asked(self, batches: int | Mapping[str, int] | None) -> dict[str, int | None]:
         with self._lock:
@@ -148,8 +156,6 @@ class FeedReaders:
                     self.reader(feed).fail(ReadError(f"rows are lost: {OUT_OF_DESCRIPTORS}"))
                 else:
                     self.reader(feed).add(Item(message, fd))
-            case ReadFailed(feed, problem, is_config):
-                self.reader(feed).fail((ConfigError if is_config else ReadError)(problem))
             case EndMark(""):
                 self._end_all()
             case _ if isinstance(message, FeedMessage):

@@ -76,9 +76,7 @@ def test_without_spark_the_feed_says_which_node_it_was(
 ) -> None:
     for module in ("runner", "transitions"):  # how long it waits for the end of a node
         monkeypatch.setattr(f"sparkdl.driver.feeds.{module}.REASON_S", 0.5)
-    monkeypatch.setattr(
-        "sparkdl.feed.transfer.put_stream.FdSender.connect", lambda name, token: None
-    )
+    monkeypatch.setattr("sparkdl.feed.transfer.feeder.FdSender.connect", lambda name, token: None)
     way_to_node_1.break_at = ROWS_NBYTES
     (rows,) = table(ROWS)
     payload = pa.FixedSizeListArray.from_arrays(np.zeros(ROWS * WORDS), WORDS)

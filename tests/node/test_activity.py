@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.channel import Consumed, ReadParquet, Reported
+from sparkdl.control.channel import Consumed, Reported
 from sparkdl.control.counts import Given
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES, LogLines, NodeActive, encode
 from sparkdl.node import activity
@@ -216,10 +216,9 @@ def test_batches_are_those_of_files_that_the_child_reads_itself(
 ) -> None:
     watched = Activity(loop, told.append, None)
     watched.begin(1, log)
-    watched.note(ReadParquet("parquet:0", (), (0,), 0))
     watched.note(Consumed("input", Given(100, steps=7)))
     assert told == []
-    watched.note(Consumed("parquet:0", Given(100, steps=3)))
+    watched.note(Consumed("parquet:0", Given(100, steps=3), is_own=True))
     assert told == [NodeActive(1, batches=3)]
 
 

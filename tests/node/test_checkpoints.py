@@ -61,8 +61,8 @@ class Link:
         self.feeds = self
         self.draining = DrainNotice(self.send)
 
-    def positions(self, batches: Any) -> dict[str, Any]:
-        return {}
+    def positions(self, batches: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {}
 
     def send(self, message: Any) -> None:
         self.driver.heard(self.node_id, message)

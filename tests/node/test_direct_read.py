@@ -1,17 +1,17 @@
-"""What a child asks its agent to read."""
+"""What a child reads of files."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
-import msgspec
 import pytest
 
 import sparkdl
-from sparkdl.control.channel import Local, ReadParquet
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import EVALUATOR, WORKER, ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, build_world
+from sparkdl.feed.reader.files import FileOrder
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.node.context import NodeContext
 from sparkdl.node.link import AgentLink
@@ -26,21 +26,25 @@ WORLD = build_world(
 )
 
 
-class Sent(list[Local]):
-    """An agent that is only told."""
+class Asked(list[FileOrder]):
+    """Takes the orders to read."""
 
     @property
-    def feeds(self) -> Sent:
+    def feeds(self) -> Asked:
         return self
 
-    def own_reader(self, kind: str) -> FeedReader:
-        return FeedReader(kind, self.append)
+    def own_files(self, memory_nbytes: int | None) -> Asked:
+        return self
 
-    def send(self, message: Local) -> None:
-        self.append(message)
+    @property
+    def reader(self) -> FeedReader:
+        return FeedReader("parquet", lambda message: None)
+
+    def begin(self, order: FileOrder) -> None:
+        self.append(order)
 
 
-def context(node_id: int, sent: Sent) -> NodeContext:
+def context(node_id: int, sent: Asked) -> NodeContext:
     spec = ClusterSpec("c", tuple(m.node for m in WORLD.members), "plain", working_dir="/home/me")
     member = WORLD.member(node_id)
     return NodeContext(WORLD, member, spec, cast(AgentLink, sent), None)  # type: ignore[arg-type]
@@ -50,35 +54,35 @@ def context(node_id: int, sent: Sent) -> NodeContext:
 def test_trainers_share_the_rows_and_others_have_them_all(
     node_id: int, sharers: tuple[int, ...]
 ) -> None:
-    sent = Sent()
+    sent = Asked()
     context(node_id, sent).parquet(["x", "s3://b/y"], 8, ["c"], options={"region": "eu"})
     paths = ("file:///home/me/x", "s3://b/y")
-    asked = ReadParquet("parquet", paths, sharers, node_id, ("c",), {"region": "eu"})
+    asked = FileOrder(paths, sharers, node_id, ("c",), {"region": "eu"})
     assert sent == [asked]
 
 
 def test_files_may_be_given_in_place_of_a_feed() -> None:
-    sent = Sent()
+    sent = Asked()
     files = sparkdl.parquet("s3://b/y", ["c", "d"], {"region": "eu"})
     context(1, sent).batches(8, feed=files)
     context(1, sent).batches(8, ["c"], feed=files)
-    whole = ReadParquet("parquet", ("s3://b/y",), (1, 2), 1, ("c", "d"), {"region": "eu"})
-    assert sent == [whole, msgspec.structs.replace(whole, columns=("c",))]
+    whole = FileOrder(("s3://b/y",), (1, 2), 1, ("c", "d"), {"region": "eu"})
+    assert sent == [whole, replace(whole, columns=("c",))]
 
 
 def test_mask_of_a_padded_column_is_made_of_the_column_in_the_files() -> None:
-    sent = Sent()
+    sent = Asked()
     files = sparkdl.parquet("s3://b/y")
     batches = context(1, sent).batches(8, ["c.mask", "d"], feed=files, pad={"c": 3})
-    assert sent == [ReadParquet("parquet", ("s3://b/y",), (1, 2), 1, ("c", "d"), {})]
+    assert sent == [FileOrder(("s3://b/y",), (1, 2), 1, ("c", "d"), {})]
     assert batches.columns == ("c.mask", "d")
 
 
 def test_order_is_random_only_where_rows_are_shuffled() -> None:
-    sent = Sent()
+    sent = Asked()
     for shuffle in (False, True, 100):
         context(1, sent).parquet("x", 8, epochs=3, shuffle=shuffle, seed=5)
-    assert [(m.epochs, m.seed) for m in sent if isinstance(m, ReadParquet)] == [
+    assert [(m.epochs, m.seed) for m in sent] == [
         (3, None),
         (3, 5),
         (3, 5),
@@ -94,10 +98,10 @@ def test_order_is_random_only_where_rows_are_shuffled() -> None:
         ({"columns": "c"}, "columns='c' must be a list"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_agent_is_asked(
+def test_what_cannot_be_is_refused_before_anything_is_read(
     arguments: dict[str, object], text: str
 ) -> None:
-    sent = Sent()
+    sent = Asked()
     with pytest.raises(ConfigError, match=text):
         context(1, sent).parquet(**{"path": "x", "batch_size": 8, **arguments})  # type: ignore[arg-type]
     assert sent == []

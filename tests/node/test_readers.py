@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.control.channel import EndMark, Local, ReadFailed
+from sparkdl.control.channel import EndMark, Local
 from sparkdl.core.errors import FeedTypeError, ReadError
 from sparkdl.node.readers import FeedReaders
 
 
 def test_end_of_all_feeds_reaches_late_readers_and_none_that_the_node_fills_itself() -> None:
     readers = FeedReaders(list[Local]().append)
-    own = readers.own_reader("parquet")
+    own = readers.own_files(None).reader
     readers.take(EndMark(""), -1)
     assert not readers.reader("late").has_epoch()
-    readers.take(ReadFailed(own.feed, "no such file"), -1)
+    own.fail(ReadError("no such file"))
     with pytest.raises(ReadError, match="no such file"):
         own.has_epoch()
 
 
 def test_each_feed_that_a_node_fills_itself_has_a_name_of_its_own() -> None:
     readers = FeedReaders(list[Local]().append)
-    names = [readers.own_reader("parquet").feed for _ in range(2)]
+    names = [readers.own_files(None).reader.feed for _ in range(2)]
     assert names == ["parquet:0", "parquet:1"]
     assert readers.reader("parquet:1") is readers.reader("parquet:1")
 

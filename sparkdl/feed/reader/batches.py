@@ -53,8 +53,6 @@ Step = Columns | _Sign
 
 @dataclass
 class _Part:
-    """Rows `start` to `stop` of `columns`."""
-
     columns: Columns
     start: int
     stop: int
@@ -69,7 +67,6 @@ class _Part:
         return part_of(self.origin, self.start, self.stop)
 
     def first(self, rows: int) -> _Part:
-        """Cut off and return the first rows."""
         start, self.start = self.start, self.start + rows
         return _Part(self.columns, start, self.start, self.origin)
 
@@ -368,7 +365,6 @@ class _Epoch:
         return mark is not None and min(mark.rows.values(), default=1) > 0
 
     def _agreed_steps(self, mark: EpochEnd | None) -> int:
-        """Return how many steps the epoch has."""
         of = self._of
         if of.is_even and mark is None and (of.tail == "drop" or of._carried):
             return self._steps  # the feed has ended: no other node takes a step for carried rows
@@ -483,7 +479,6 @@ class GatheredRows:
             self.flush()
 
     def flush(self) -> None:
-        """Shuffle the rows gathered so far."""
         parts, rows = self._unshuffled, self._unshuffled_rows
         self._unshuffled = []
         self._unshuffled_rows = self._unshuffled_nbytes = 0
@@ -518,7 +513,6 @@ class GatheredRows:
         return unpacked(pieces[0] if len(pieces) == 1 else concat(pieces)), origins
 
     def rest(self) -> list[_Part]:
-        """Remove and return all rows."""
         parts = list(self._parts)
         self._parts.clear()
         self.count = 0

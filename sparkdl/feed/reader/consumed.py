@@ -38,7 +38,6 @@ _NO_RANGES = np.empty((0, 2), np.int64)
 
 
 def part_of(origin: Origin, start: int, stop: int) -> list[Part]:
-    """Return rows `start` to `stop` of those at `origin`."""
     if origin is None:
         return []
     if isinstance(origin, int):
@@ -47,7 +46,6 @@ def part_of(origin: Origin, start: int, stop: int) -> list[Part]:
 
 
 def positions_of(origin: Origin, rows: int) -> Array:
-    """Return the position of each of `rows` rows, int64 `[rows]`."""
     assert origin is not None
     return np.arange(origin, origin + rows) if isinstance(origin, int) else origin
 
@@ -103,7 +101,6 @@ class ConsumedRows:
         return start
 
     def add(self, parts: list[Part]) -> None:
-        """Note the rows of a batch that is handed out."""
         if not self.is_wanted:
             return
         turn, self.turn = self.turn, ()
@@ -139,7 +136,6 @@ class ConsumedRows:
             self._since_floor = _NO_RANGES
 
     def rewind(self) -> None:
-        """Forget the batches since the floor."""
         self.turn = ()
         if self.ahead is not None:
             self.ahead = 0
@@ -202,7 +198,6 @@ class ConsumedRows:
         return self._by_segment(found)
 
     def forget(self, epoch: int) -> None:
-        """Forget the rows of epochs before `epoch`."""
         gone = 0
         # The last segment stays, because the next one is numbered from its end.
         while gone < len(self._segments) - 1 and self._segments[gone][0] < epoch:

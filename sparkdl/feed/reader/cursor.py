@@ -48,15 +48,15 @@ class Item:
     epoch: int = -1
     origin: int | None = None
     is_released: bool = False
-    _batch: pa.RecordBatch | None = None
+    mapped: pa.RecordBatch | None = None
 
     def batch(self) -> pa.RecordBatch:
         """Map the segment, without copying. From disk it is mapped for as long as it is used."""
-        batch = self._batch
+        batch = self.mapped
         if batch is None:
             batch = read_segment(self.fd)
             if not self.segment.is_on_disk:
-                self._batch = batch
+                self.mapped = batch
                 self.close()
         # Other nodes may have been assigned the other rows of the file.
         start, rows = self.segment.start, self.segment.rows
@@ -65,7 +65,7 @@ class Item:
     def drop(self) -> int | None:
         """Forget the batch; return the segment's number unless it was released before."""
         self.close()
-        self._batch = None
+        self.mapped = None
         return self._release()
 
     def keep(self) -> int | None:
@@ -120,31 +120,26 @@ class ReaderCursor:
     # What arrives.
 
     def add(self, item: Item) -> None:
-        """Take a segment."""
         if item.segment.exchange:
             self.inference.append(item)
         else:
             self._passes.setdefault(item.segment.epoch, []).append(item)
 
     def add_mark(self, mark: EpochEnd) -> None:
-        """An epoch is complete."""
         if mark.epoch >= self.epoch:
             self._marks[mark.epoch] = mark
 
     def start_at(self, epoch: int) -> None:
-        """No epoch before `epoch` will come any more."""
         self._start = max(self._start, epoch)
 
     # Where the reader stands.
 
     @property
     def mark(self) -> EpochEnd | None:
-        """The mark of the epoch that is read, once it is complete."""
         return self._marks.get(self.epoch)
 
     @property
     def next_item(self) -> Item | None:
-        """The segment at the position, if it is here."""
         items = self._items
         return items[self._position] if self._position < len(items) else None
 
@@ -154,7 +149,6 @@ class ReaderCursor:
         return self._position < self._first
 
     def first_item(self) -> Item | None:
-        """Return the first segment of any epoch that is here."""
         return next((items[0] for _, items in sorted(self._passes.items()) if items), None)
 
     @property
@@ -211,7 +205,6 @@ class ReaderCursor:
             self._passes[self._base] = [items[i] for i in random.permutation(len(items))]
 
     def give(self, rows: int, padded: int, steps: int, for_good: bool) -> None:
-        """Count rows that are handed to user code."""
         was = self.counts
         self.counts = structs.replace(
             was, rows=was.rows + rows, steps=was.steps + steps, padded=was.padded + padded
@@ -232,7 +225,6 @@ class ReaderCursor:
         self.consumed.drop(parts)
 
     def rewind(self) -> None:
-        """Go back to the floor."""
         self.consumed.rewind()
         rows, again = self.counts.rows - self._counts_at_floor.rows, self.counts.again
         self.abandoned += rows > 0
@@ -302,7 +294,6 @@ class ReaderCursor:
         return freed
 
     def clear(self) -> None:
-        """Drop everything that is here."""
         release_all((*self.inference, *(item for items in self._passes.values() for item in items)))
         self.inference.clear()
         self._passes.clear()

@@ -34,9 +34,10 @@ from sparkdl.core.errors import (
     SparkdlError,
     UnfedError,
 )
+from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.world import Member
 from sparkdl.feed.reader.consumed import Part, Turn
 from sparkdl.feed.reader.cursor import Item, ReaderCursor, release_all
-from sparkdl.feed.reader.supply import Supply, end_of_feed
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +69,112 @@ class TrainingWatch:
 
 
 UNWATCHED = TrainingWatch()
+
+
+class Supply:
+    """The feeds that are being fed to a node, and when a reader gives up an unfed one. Thread-safe.
+
+    Between two calls of `cluster.feed` a node waits as long as it takes. It gives up a feed that
+    has never been fed: its name may be misspelt, or the driver may never feed.
+    """
+
+    def __init__(self) -> None:
+        self._begun: set[str] = set()
+        self._moved_s = 0.0
+        self._timeout_s: float | None = None
+        self._unfed_node: str | None = None
+        self._is_first = False
+        self._node, self._roles = "this node", ""
+
+    def expect(self, spec: ClusterSpec, member: Member, is_resumed: bool) -> None:
+        """Give up unfed feeds from now on.
+
+        Args:
+            is_resumed: the world continues an earlier one, whose feeds may be over. The driver
+                reports finished feeds only when all feeds end.
+        """
+        self._unfed_node, self._node = None, member.node.name
+        if any(node.role.can_be_fed and not node.role.is_fed for node in spec.nodes):
+            self._roles = ". A call feeds one role: the one in role=…, or else all that train"
+        if not spec.is_fed:
+            self._unfed_node = "a cluster with Feeding(fed=False), as sparkdl.run launches it"
+        elif not member.role.can_be_fed:
+            self._unfed_node = f"{member.node.name}, for its role takes no rows"
+        self._is_first = not is_resumed and member.role.finishes_job
+        if not is_resumed and (member.role.finishes_job or member.role.is_server):
+            self._timeout_s = spec.settings.feeding.timeout_s
+
+    def begin(self, feed: str) -> None:
+        self._begun.add(feed)
+
+    def move(self) -> None:
+        self._moved_s = time.monotonic()
+
+    def impossible(self, feed: str) -> ConfigError | None:
+        """Return the error if `feed` can never receive rows, else `None`."""
+        if self._unfed_node is None or feed in self._begun:
+            return None
+        return ConfigError(
+            f"feed {feed!r} cannot be read: {self._unfed_node} is not fed. Launch with "
+            "Feeding(fed=True) and call cluster.feed, or read files with ctx.parquet"
+        )
+
+    def never_fed(self, feed: str) -> UnfedError | None:
+        """Return the error of a feed that has ended without a call feeding it; `None` otherwise.
+
+        A world that continues an earlier one cannot know.
+        """
+        if not self._is_first or feed in self._begun:
+            return None
+        return UnfedError(
+            f"feed {feed!r} was never fed to {self._node}, and the driver has ended the feeds. "
+            f"Call cluster.feed(data, feed={feed!r}) before cluster.results(), cluster.shutdown() "
+            f"or the end of the `with` block{self._fed(': give both sides the same name')}"
+            f"{self._roles}"
+        )
+
+    def _fed(self, advice: str) -> str:
+        others = ", ".join(repr(other) for other in sorted(self._begun))
+        return f"; fed was {others}{advice}" if others else ""
+
+    def left_s(self, feed: str, since_s: float) -> float | None:
+        """Return how long to wait for a feed on; `None` for as long as it takes.
+
+        Args:
+            since_s: when the wait began.
+        """
+        if self._timeout_s is None or feed in self._begun:
+            return None
+        # User code that is busy with another feed is not waiting in vain.
+        return max(0.0, max(since_s, self._moved_s) + self._timeout_s - time.monotonic())
+
+    def unfed(self, feed: str) -> SparkdlError:
+        """Return the error for a `feed` that received no rows in time."""
+        others = ", ".join(repr(other) for other in sorted(self._begun))
+        return UnfedError(
+            f"nobody has fed {feed!r} to {self._node} within "
+            f"Feeding(timeout_s={self._timeout_s:g}); "
+            + (
+                f"being fed is {others}: give cluster.feed(…, feed=…) and ctx.batches(…, feed=…) "
+                "the same name"
+                if others
+                else "nothing is being fed here: call cluster.feed(…) in the driver, or launch "
+                "with a longer Feeding(timeout_s=…)"
+            )
+            + self._roles
+        )
+
+
+def end_of_feed(feed: str, count: int) -> EndOfFeedError:
+    epochs = f"after {count} epoch{'s' * (count > 1)}" if count else "before any row came"
+    return EndOfFeedError(
+        f"feed {feed!r} ended {epochs}, and map_fun goes on to epoch {count + 1}, which has no "
+        "batches: each loop over it, each epoch of fit, and each evaluate or predict takes one. "
+        "Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
+        f"`while ctx.has_epoch({feed!r})`. To validate, feed the validation rows as another feed: "
+        "cluster.feed_async(rows, epochs=…, feed='validation') before cluster.feed(…), and read it "
+        "with feed='validation'"
+    )
 
 
 class FeedReader:
@@ -133,11 +240,9 @@ class FeedReader:
 
     @property
     def steps(self) -> int:
-        """How many batches user code has been given, in all epochs."""
         return self._cursor.counts.steps + self.replayed
 
     def add(self, item: Item) -> None:
-        """Take a segment."""
         with self._changed:
             if self._is_terminated:
                 item.close()
@@ -146,7 +251,6 @@ class FeedReader:
             self._changed.notify_all()
 
     def hear(self, message: FeedMessage) -> None:
-        """Take a message about the feed."""
         cursor = self._cursor
         with self._changed:
             match message:
@@ -207,7 +311,6 @@ class FeedReader:
             return self._owner
 
     def owns(self, owner: int) -> bool:
-        """Whether nobody else has claimed since."""
         with self._changed:
             return owner == self._owner
 
@@ -252,7 +355,6 @@ class FeedReader:
             self._report()
 
     def end_of_feed(self) -> EndOfFeedError | UnfedError:
-        """Return the error of a feed without a further epoch, or without any."""
         unfed = self._supply.never_fed(self.feed) if self._supply and not self._epochs else None
         return unfed or end_of_feed(self.feed, self._epochs)
 
@@ -313,7 +415,6 @@ class FeedReader:
             return EndMark(self.feed)
 
     def known_mark(self, owner: int) -> EpochEnd | None:
-        """Return the mark of this epoch if it is there."""
         with self._changed:
             return self._cursor.mark if owner == self._owner else None
 
@@ -434,7 +535,6 @@ class FeedReader:
 
     @property
     def batches_given(self) -> int:
-        """How many batches user code has been given; 0 unless rows are tracked."""
         return self._cursor.consumed.count
 
     def position(self, batches: int | None) -> EpochRows:
@@ -565,7 +665,6 @@ class FeedReader:
 
 
 def too_few_rows(mark: EpochEnd) -> ConfigError:
-    """Return the error of an epoch without a row for this node, which needs one."""
     counts = "no row for this node"
     if mark.rows:
         counts = f"{sum(mark.rows.values())} rows for {len(mark.rows)} nodes"

@@ -46,8 +46,6 @@ _MAX_SEGMENTS = 30_000
 
 
 class Use(Enum):
-    """The reason why a segment is held."""
-
     SPOOL = "spool"
     """A feeder brought it, and the driver has not assigned it yet."""
     LOG = "log"
@@ -57,8 +55,6 @@ class Use(Enum):
 
 
 class Room(Enum):
-    """Where a segment may go."""
-
     MEMORY = "memory"
     DISK = "disk"
     FULL = "full"
@@ -112,12 +108,10 @@ class Budget:
 
     @property
     def used_nbytes(self) -> int:
-        """Bytes in memory, of all feeds."""
         return self._nbytes.total()
 
     @property
     def num_segments(self) -> int:
-        """Segments of all feeds."""
         return self._segments.total()
 
     def acquire(self, use: Use, feed: str, nbytes: int, may_spill: Callable[[], bool]) -> Room:
@@ -151,7 +145,6 @@ class Budget:
             self._add(use, segment.feed, 1, segment.nbytes, segment.is_on_disk)
 
     def free(self, use: Use, segment: StoredSegment) -> None:
-        """Close a segment's file, and release its room."""
         os.close(segment.fd)
         self.release(use, segment.feed, segment.nbytes, segment.is_on_disk)
 
@@ -226,19 +219,16 @@ class RetainedSegments:
             self._retained.append((segment, log))
 
     def pop(self, is_meant: Callable[[StoredSegment, object], bool]) -> list[StoredSegment]:
-        """Remove and return some segments, by themselves and their logs."""
         with self._budget.lock:
             found = [each for each in self._retained if is_meant(*each)]
             self._retained = [each for each in self._retained if not is_meant(*each)]
             return [segment for segment, _ in found]
 
     def free(self, is_meant: Callable[[StoredSegment, object], bool]) -> None:
-        """Free some segments, by themselves and their logs."""
         for segment in self.pop(is_meant):
             self._budget.free(Use.RETAINED, segment)
 
     def evict(self) -> bool:
-        """Free the oldest segment; false if there is none."""
         with self._budget.lock:
             if self._retained:
                 self._budget.free(Use.RETAINED, self._retained.pop(0)[0])
@@ -247,8 +237,6 @@ class RetainedSegments:
 
 
 class Appended(Enum):
-    """The outcome of appending a batch."""
-
     STORED = "stored"
     FULL = "full"
     """There was no room in time; it may be tried again."""
@@ -299,7 +287,6 @@ class HeldSegments(ABC):
         return self.closed_to == FOR_EVER
 
     def takes(self, epoch: int) -> bool:
-        """Whether rows of `epoch` are taken."""
         return epoch > self.closed_to
 
     def append(self, batch: pa.RecordBatch, deadline: Deadline, request: AppendRequest) -> Appended:
@@ -371,7 +358,6 @@ class HeldSegments(ABC):
     # It is not.
 
     def _patiently(self, deadline: Deadline, store: Callable[[Deadline], Appended]) -> Appended:
-        """Try again while there is no descriptor."""
         while (outcome := store(deadline)) is Appended.SHORT and not deadline.has_passed:
             with self._budget.lock:
                 # Other parts of the process close descriptors without a notification, so the wait

@@ -32,7 +32,6 @@ class Provenance:
         self._settled: list[int] = []
 
     def add(self, segment: int, epoch: int, spans: tuple[Span, ...]) -> None:
-        """Note what a segment holds that came in `epoch`."""
         self._spans[segment] = epoch, spans
 
     def settle(self, epoch: int) -> None:
@@ -51,7 +50,6 @@ class Provenance:
         self._settled = [e for e in self._settled if e >= epoch]
 
     def knows(self, segment: int) -> bool:
-        """Whether the rows of a segment are not forgotten."""
         return segment in self._spans
 
     def rows(self, consumed: EpochRows, dropped_to: int = -1) -> EpochRows:
@@ -118,7 +116,6 @@ class Log(HeldSegments):
         self._is_pinned = False
 
     def rows_of(self, epoch: int) -> int:
-        """Return how many rows of an epoch that was not counted yet are here."""
         return self._rows[epoch]
 
     def expect(self, last_epoch: int) -> None:

@@ -41,7 +41,6 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether everything was sent, and answered."""
         return self.is_through and not self.owed
 
     def send(self, count: int, now_s: float = 0.0) -> None:
@@ -51,12 +50,10 @@ class Session:
         self.sent += count
 
     def answer(self, count: int, now_s: float = 0.0) -> None:
-        """Count answers."""
         self.answered += count
         self.moved_s = now_s
 
     def owed_s(self, now_s: float) -> float:
-        """Return for how long answers have been owed and none has come."""
         return now_s - self.moved_s if self.owed > 0 else 0.0
 
 
@@ -84,13 +81,11 @@ class Exchange:
         return self._failure
 
     def expect(self, rows: int) -> None:
-        """Count rows that were handed to the child."""
         with self._changed:
             self._rows.send(rows, self._clock())
             self._changed.notify_all()
 
     def finish_input(self) -> None:
-        """All rows of the partition have been handed over."""
         with self._changed:
             self._rows.is_through = True
             self._changed.notify_all()

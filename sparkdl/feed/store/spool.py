@@ -10,17 +10,25 @@ when the spool is closed.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterable
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from sparkdl.control.messages import Lot
-from sparkdl.core.errors import FeedClosedError
-from sparkdl.core.row_ranges import Range, overlap, uncovered
+from sparkdl.control.messages import Lot, ReadShare
+from sparkdl.control.rows import Share
+from sparkdl.core.errors import FeedClosedError, SparkdlError
+from sparkdl.core.row_ranges import Range, Span, overlap, take_rows, uncovered
 from sparkdl.feed.store.held import FOR_EVER, AppendRequest, Budget, HeldSegments, Use
 from sparkdl.feed.store.segment import StoredSegment, read_segment
+
+_log = logging.getLogger(__name__)
+_MIN_BATCH_NBYTES = 1 << 16
 
 
 @dataclass
@@ -31,7 +39,6 @@ class _Spooled:
     left: list[Range] = field(default_factory=list)
 
     def cut(self, skip: int, rows: int) -> None:
-        """Remove rows that are here."""
         gone = (skip, skip + rows)
         self.left = [part for start, stop in self.left for part in uncovered(start, stop, [gone])]
 
@@ -147,7 +154,6 @@ class Spool(HeldSegments):
         self._on_spooled(self.feed, segment.epoch, self._lots(segment))
 
     def _lots(self, segment: StoredSegment) -> list[Lot]:
-        """Record a segment; return its lots."""
         segment = self._numbered(segment)
         number = segment.number
         self._segments[number] = _Spooled(segment, [(0, segment.rows)])
@@ -182,3 +188,60 @@ class Spool(HeldSegments):
         # Windows have descriptors of their own, so the file stays as long as one of them is held.
         os.close(self._segments.pop(spooled.segment.number).segment.fd)
         return 1
+
+
+class ShareLoader(threading.Thread):
+    """Reads the files of a pass that the driver has ordered into the spool, as far as wanted.
+
+    Args:
+        memory_nbytes: of all feeds of the node.
+        on_problem: called on this thread with why not all rows can be read.
+    """
+
+    def __init__(
+        self, order: ReadShare, spool: Spool, memory_nbytes: int, on_problem: Callable[[str], None]
+    ) -> None:
+        super().__init__(name=f"sparkdl-reading-{order.feed}", daemon=True)
+        self._order = order
+        self._spool = spool
+        self._memory_nbytes = memory_nbytes
+        self._on_problem = on_problem
+
+    def run(self) -> None:
+        order = self._order
+        request = AppendRequest(order.epoch, keep=order.keep, run=order.run)
+        try:
+            # Ends the decoding threads when the rows are not wanted any more.
+            with closing(read_within(order.share, self._memory_nbytes)) as batches:
+                for batch, spans in batches:
+                    if not self._spool.append_in_time(batch, replace(request, spans=spans)):
+                        return
+        except SparkdlError as error:
+            self._on_problem(str(error))
+        except Exception as error:  # noqa: BLE001 (who reads has to know)
+            _log.error("Reading Parquet files failed", exc_info=error)
+            self._on_problem(f"{type(error).__name__}: {error}")
+
+
+def read_within(
+    share: Share, memory_nbytes: int
+) -> Generator[tuple[pa.RecordBatch, tuple[Span, ...]], None, None]:
+    """Yield the batches of a share, and which rows of partition 0, numbered through all files.
+
+    Args:
+        memory_nbytes: batches and rows read ahead take fractions.
+
+    Raises:
+        ReadError, ConfigError: see `read_share`.
+    """
+    # Imported here, because agents that read no files do not need it.
+    from sparkdl.storage.parquet.read import BATCH_NBYTES, PREFETCH_NBYTES, read_share
+
+    # Fractions, so that several batches and the rows read ahead fit beside other feeds.
+    batch_nbytes = max(_MIN_BATCH_NBYTES, min(BATCH_NBYTES, memory_nbytes // 16))
+    prefetch_nbytes = max(batch_nbytes, min(PREFETCH_NBYTES, memory_nbytes // 4))
+    numbers = deque(part.numbers for part in share.ranges)
+    reading = read_share(share, batch_nbytes=batch_nbytes, prefetch_nbytes=prefetch_nbytes)
+    with closing(reading) as batches:
+        for batch in batches:
+            yield batch, tuple((0, *rows) for rows in take_rows(numbers, batch.num_rows))

@@ -77,7 +77,6 @@ class NodeStore:
 
     @property
     def logs(self) -> tuple[Log, ...]:
-        """All logs there are."""
         with self.budget.lock:
             return tuple(self._logs.values())
 
@@ -142,16 +141,13 @@ class NodeStore:
 
     @property
     def is_answering(self) -> bool:
-        """Whether an inference partition is being answered."""
         return bool(self._exchanges)
 
     def exchange(self, name: str) -> Exchange | None:
-        """Return the inference partition called `name` while it waits."""
         with self.budget.lock:
             return self._exchanges.get(name)
 
     def close_exchange(self, name: str) -> None:
-        """Forget an inference partition."""
         with self.budget.lock:
             self._exchanges.pop(name, None)
 

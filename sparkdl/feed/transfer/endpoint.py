@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import structs
 
 from sparkdl.control import channel
 from sparkdl.control import messages as msg
@@ -20,11 +23,11 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.failure import FailureKind
 from sparkdl.core.throttle import LOTS_PER_S, Throttle, period_s
-from sparkdl.feed.store.loader import DirectLoader, ParquetLoader, ShareLoader
+from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment
+from sparkdl.feed.store.spool import ShareLoader
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from sparkdl.feed.transfer.fetch import Fetch, Fetcher, Peers
-from sparkdl.feed.transfer.node_feed import NodeFeed
 from sparkdl.feed.transfer.server import FlightServer
 
 PROGRESS_PERIOD_S = 0.1
@@ -35,6 +38,85 @@ ASSIGN_PERIOD_S = 0.02
 _SHUTDOWN_S = 2.0
 """How long the end waits for reading and fetching threads, and again for Flight; they are
 daemons."""
+
+
+@dataclass
+class NodeFeed:
+    """One feed, of one child.
+
+    Attributes:
+        consumed: what the child has reported last.
+        began: the epoch of the last `FeedBegin`.
+        marked: the epoch of the last `EpochEnd`; `None` before, when no end is awaited.
+        answered: the last report of the values that the driver waits for, see `awaited`.
+        waits: user code waits for a row, and has been sent all that there are.
+        has_told_wait: the driver knows of it.
+        is_reclaimed: the child was asked for room and has not released anything yet.
+        lots: rows that were spooled and not reported yet, by epoch.
+        full: the last epoch with a segment that has waited for room in the spool.
+        fetcher: fetches rows from other agents, once some were assigned.
+        ordered: how many grants of rows of other agents there were in all.
+        arrived: how many of them are here.
+        lacks_rows: some rows are not where they should be: no mark goes past them.
+        problem: why others cannot come.
+        behind: the actions to perform once so many have arrived, in order.
+    """
+
+    log: Log
+    consumed: channel.Consumed
+    began: int = -1
+    marked: int | None = None
+    answered: tuple[int, ...] = ()
+    waits: bool = False
+    has_told_wait: bool = False
+    is_reclaimed: bool = False
+    lots: dict[int, list[msg.Lot]] = field(default_factory=dict)
+    full: int = -1
+    fetcher: Fetcher | None = None
+    ordered: int = 0
+    arrived: int = 0
+    lacks_rows: bool = False
+    problem: str = ""
+    behind: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
+
+    def go_on(self) -> None:
+        # In order, so an action without a fetch of its own still waits for those before it.
+        while not self.lacks_rows and self.behind and self.behind[0][0] <= self.arrived:
+            self.behind.popleft()[1]()
+
+    def stop(self) -> None:
+        """Fetch nothing more, and drop the waiting actions."""
+        self.behind.clear()
+        if self.fetcher is not None:
+            self.fetcher.stop()
+
+    def count(self, has_failed: bool) -> FeedCount:
+        """Return the counts that the driver receives.
+
+        Args:
+            has_failed: do not report that it is closed, or it would seem to have ended in order.
+        """
+        log = self.log
+        count = FeedCount(
+            log.feed,
+            log.rows_received,
+            self.consumed.given,
+            self.waits,
+            self.began,
+            cut=log.last_cut,
+            closed=log.is_closed and not has_failed,
+            closed_to=log.terminated_to,
+            problem=self.problem,
+        )
+        return structs.replace(count, epoch_rows=log.rows_of(count.epoch))
+
+    def awaited(self, count: FeedCount) -> tuple[int, ...]:
+        """Return the values the driver waits for: first rows, the last epoch's end.
+
+        Each change answers a message of the driver, so changes are as rare as those messages.
+        """
+        is_over = self.marked is not None and count.given.epochs > self.marked
+        return count.epoch, count.epoch_rows > 0, is_over
 
 
 class NodeFeeds:
@@ -76,9 +158,10 @@ class NodeFeeds:
         self._receiver: FlightServer | None = None
         self._feeds: dict[str, NodeFeed] = {}
         self._ended: set[str] = set()
-        self._loaders: list[ParquetLoader] = []
+        self._loaders: list[ShareLoader] = []
         self._fetchers: list[Fetcher] = []
         self._has_failed = self._lacks_rows = False
+        self._own_steps = 0
         nodes = len(peers.names)
         self._progress = Throttle(
             self._loop, self._report_counts, period_s(PROGRESS_PERIOD_S, nodes)
@@ -160,7 +243,10 @@ class NodeFeeds:
             case msg.ReadShare(name):
                 on_problem = partial(self._soon, self._note_unread, feed)
                 spool = self.store.spool(name)
-                self._begin(ShareLoader(message, spool, self._memory_nbytes, on_problem))
+                loader = ShareLoader(message, spool, self._memory_nbytes, on_problem)
+                self._loaders = [each for each in self._loaders if each.is_alive()]
+                self._loaders.append(loader)
+                loader.start()
             case msg.FeedCut(epoch=epoch):
                 log.cut(epoch)
                 self._progress.call()
@@ -174,7 +260,7 @@ class NodeFeeds:
     def _end_all(self, generation: int) -> None:
         """End all feeds, also those not used yet, once no rows are fetched any more."""
         for name, feed in self._feeds.items():
-            if feed.behind or feed.arrived < feed.ordered:
+            if feed.behind or feed.lacks_rows or feed.arrived < feed.ordered:
                 self._after_fetches(name, partial(self._end_all, generation))
                 return
         if generation == self.store.generation:
@@ -191,7 +277,7 @@ class NodeFeeds:
                 else:
                     fetches.append((grant, order))
         except FeedClosedError as error:
-            feed.arrived = -sys.maxsize  # no mark goes past rows that are missing
+            feed.lacks_rows = True
             self._note_lacking(self.store.generation, str(error))
         except OSError as error:
             self._note_problem(feed, f"{self._own_name} cannot read rows that it holds: {error}")
@@ -222,7 +308,9 @@ class NodeFeeds:
 
     def on_child_message(self, message: channel.Local, fd: int) -> None:
         """Handle a message of the child about its feeds; `fd` is ours."""
-        if isinstance(message, channel.Consumed):
+        if isinstance(message, channel.Consumed) and message.is_own:
+            self._own_steps = max(self._own_steps, message.given.steps)
+        elif isinstance(message, channel.Consumed):
             feed = self._feed(message.feed)
             # After an epoch the child has forgotten that it was to release.
             if feed.consumed.given.epochs != message.given.epochs:
@@ -230,8 +318,6 @@ class NodeFeeds:
                 self.store.budget.wake()  # what waits for room presses again
             # Each report with `waits` is about another wait, and the driver has to hear of it.
             feed.consumed, feed.waits, feed.has_told_wait = message, message.waits, False
-            if feed.direct is not None:
-                feed.direct.reached(message.given.epochs)
             self._report(feed)
         elif isinstance(message, channel.Release):
             feed = self._feed(message.feed)
@@ -244,11 +330,6 @@ class NodeFeeds:
             self.store.spool(message.feed).refuse(log.terminated_to)
             self._send_to_child(channel.Reopened(message.feed, log.closed_to + 1), -1)
             self._progress.call()
-        elif isinstance(message, channel.ReadParquet):
-            feed = self._feed(message.feed)
-            on_message = partial(self._soon, self._pass_on, feed)
-            feed.direct = DirectLoader(message, feed.log, self._memory_nbytes, on_message)
-            self._begin(feed.direct)
         elif isinstance(message, channel.Results):
             self._answer(message, fd)
 
@@ -264,8 +345,8 @@ class NodeFeeds:
 
     @property
     def steps(self) -> int:
-        """How many batches the child has reported as read, of the feed with the most."""
-        return max((feed.consumed.given.steps for feed in self._feeds.values()), default=0)
+        fed = (feed.consumed.given.steps for feed in self._feeds.values())
+        return max((self._own_steps, *fed))
 
     def close(self, reason: str, has_failed: bool = False) -> None:
         """Take no more rows.
@@ -275,7 +356,7 @@ class NodeFeeds:
                 seem to have ended in order before the failure is known.
         """
         self._has_failed = has_failed
-        self._close(reason)
+        self.store.close(reason)
         if has_failed:  # unfetched rows stay at their holders, for the next child
             for feed in self._feeds.values():
                 feed.stop()
@@ -294,6 +375,7 @@ class NodeFeeds:
         counts = tuple(FeedCount(feed) for feed in self._feeds)
         self._report_to_driver(msg.FeedProgress(generation, counts))
         self._feeds.clear()
+        self._own_steps = 0
         for name in self._ended:
             self._send_to_child(channel.EndMark(name), -1)
 
@@ -301,7 +383,7 @@ class NodeFeeds:
         """Stop receiving; a peer that stalls in the middle of a call is not waited for."""
         reason = "the node has ended"
         # All that the threads wait for is closed before they are joined.
-        self._close(reason)
+        self.store.close(reason)
         self.store.shut_down(reason)
         for feed in self._feeds.values():
             feed.stop()
@@ -316,16 +398,6 @@ class NodeFeeds:
             stopping = threading.Thread(target=self._receiver.shutdown, daemon=True)
             stopping.start()
             stopping.join(_SHUTDOWN_S)
-
-    def _close(self, reason: str) -> None:
-        self.store.close(reason)
-        for loader in self._loaders:
-            loader.stop()
-
-    def _begin(self, loader: ParquetLoader) -> None:
-        self._loaders = [each for each in self._loaders if each.is_alive()]
-        self._loaders.append(loader)
-        loader.start()
 
     # Called on threads of Flight, and on the threads that fetch rows or read files.
 
@@ -404,10 +476,6 @@ class NodeFeeds:
     def _own_name(self) -> str:
         return self._peers.names[self._peers.node_id]
 
-    def _pass_on(self, feed: NodeFeed, loader: DirectLoader, message: channel.Local) -> None:
-        if self._feeds.get(feed.log.feed) is feed and feed.direct is loader:
-            self._send_to_child(message, -1)
-
     def _reclaim(self, name: str) -> None:
         """Ask the child to release rows, but not for an epoch that is over.
 
@@ -439,8 +507,6 @@ class NodeFeeds:
 
     def _report(self, feed: NodeFeed) -> None:
         """Report counts that have changed: at once if the driver waits for them, or else soon."""
-        if feed.direct is not None:  # the driver has no part in it
-            return
         # The driver waits for these counts in a step of its own, so no throttle may hold them
         # back.
         if feed.awaited(feed.count(self._has_failed)) != feed.answered:
@@ -464,9 +530,8 @@ class NodeFeeds:
             self._progress.call()
 
     def _report_counts(self) -> None:
-        fed = [feed for feed in self._feeds.values() if feed.direct is None]
-        counts = tuple(feed.count(self._has_failed) for feed in fed)
-        for feed, count in zip(fed, counts, strict=True):
+        counts = tuple(feed.count(self._has_failed) for feed in self._feeds.values())
+        for feed, count in zip(self._feeds.values(), counts, strict=True):
             feed.answered, feed.has_told_wait = feed.awaited(count), feed.waits
         if counts:
             self._report_to_driver(msg.FeedProgress(self.store.generation, counts))

@@ -104,7 +104,6 @@ class Fetcher(threading.Thread):
         self._clients: dict[str, flight.FlightClient] = {}
 
     def add(self, fetches: Iterable[Fetch]) -> None:
-        """Append fetches to the queue."""
         with self._changed:
             self._waiting.extend(fetches)
             self._changed.notify_all()
@@ -119,7 +118,6 @@ class Fetcher(threading.Thread):
             reader.cancel()
 
     def run(self) -> None:
-        """Fetch until `stop`."""
         names, holder = self._peers.names, -1
         try:
             while fetches := self._next():

@@ -66,7 +66,6 @@ class InferRows:
     names: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Answer one partition."""
         for data in _spark_answers(
             self.spec, (batch.rename_columns(self.names) for batch in batches)
         ):
@@ -87,7 +86,6 @@ class InferColumns:
     results: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Answer one partition."""
         sent: deque[pa.RecordBatch] = deque()
         results: list[pa.RecordBatch] = []
         rows = 0
@@ -125,13 +123,11 @@ class InferRdd:
     spec: FeedSpec
 
     def __call__(self, values: Iterable[Any]) -> Iterator[Any]:
-        """Answer one partition."""
         for data in _spark_answers(self.spec, encode_rows(values)):
             yield from decode_results(data)
 
 
 def decode_results(data: bytes) -> list[Any]:
-    """Return the result rows in an Arrow IPC stream."""
     return [row for batch in _batches(data) for row in rows(batch)]
 
 
@@ -254,7 +250,6 @@ class _Call:
             raise self._error(error) from error
 
     def results(self, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
-        """Send the partition and yield what comes back."""
         # Rows go out in a thread of their own, or both ends could wait for room to send.
         pump = self._start(self._pump, batches)
         self._start(self._watch)

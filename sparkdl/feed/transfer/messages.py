@@ -54,15 +54,12 @@ class FeederError(SparkdlError):
 
 @dataclass(frozen=True)
 class Target:
-    """A node that can be fed."""
-
     node_id: int
     name: str
     uri: str
 
     @cached_property
     def host(self) -> str:
-        """The address of its host."""
         return urlsplit(self.uri).hostname or ""
 
 
@@ -115,7 +112,6 @@ class FeedSpec:
             raise other_data(self.feed, self.partitions or named, partitions)
 
     def connect(self, uri: str) -> flight.FlightClient:
-        """Return a client of an agent; it connects when it is used."""
         return flight.connect(uri, **(self.trust.flight_options() if self.trust else {}))
 
     def options(self, timeout_s: float | None = None) -> flight.FlightCallOptions:

@@ -103,7 +103,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        """Append the batches of one feeder to the spool."""
         header = _decode(descriptor.command, PutHeader)
         spool = self._store.spool(header.feed, header.generation)
         if not spool.is_closed:
@@ -180,7 +179,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(
         self, context: flight.ServerCallContext, action: flight.Action
     ) -> list[flight.Result]:
-        """Free the rows that a ticket names: another agent has them."""
         taken = _decode(action.body, FetchTicket)
         spool = self._store.spool(taken.feed, taken.generation)
         for window in taken.windows:
@@ -207,7 +205,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        """Hand one inference partition to the child and return its results."""
         header = _decode(descriptor.command, ExchangeHeader)
         try:
             exchange = self._store.open_exchange(header.exchange)

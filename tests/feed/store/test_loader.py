@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.control.channel import EndMark, ReadFailed, ReadParquet, Reclaim, Reopened, Terminated
+from sparkdl.control.channel import Reclaim, Reopened, Terminated
 from sparkdl.control.counts import FeedCount
-from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCut, ReadShare
+from sparkdl.control.messages import FeedBegin, FeedCut, ReadShare
 from sparkdl.control.rows import Share
-from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.storage.parquet.source import list_files
 from tests.doubles.feeds import FEED, LevelDriver, LocalNode, values
@@ -142,94 +141,3 @@ def test_plea_for_room_that_terminate_has_overtaken_is_forgotten() -> None:
         node.call(press_and_terminate)
         node.call(lambda: None)
         assert [m for m in node.sent if isinstance(m, Reclaim | Reopened)] == [Reopened(FEED, 1)]
-
-
-# what a child asks for
-
-
-def own(
-    node: LocalNode,
-    folder: Path,
-    epochs: int | None = None,
-    nodes: tuple[int, ...] = (0,),
-    seed: int | None = None,
-) -> None:
-    """Ask as the child of one of `nodes` does."""
-    paths, own_id = (str(folder),), node.node_id
-    node.link.send(ReadParquet("parquet:0", paths, nodes, own_id, epochs=epochs, seed=seed))
-
-
-def test_child_reads_epochs_for_ever_from_files_that_were_read_once(folder: Path) -> None:
-    with LocalNode() as node:
-        own(node, folder)
-        reader = node.reader("parquet:0")
-        for _ in range(10):
-            assert values(reader) == list(range(ROWS))
-        segments = node.feeds.store.log("parquet:0").rows_received
-        assert segments == ROWS
-        assert all(mark.again for mark in node.sent if isinstance(mark, EpochEnd))
-
-
-@pytest.mark.parametrize("limit_nbytes", [LITTLE, 1 << 28])
-def test_epochs_end_after_as_many_as_were_wanted(folder: Path, limit_nbytes: int) -> None:
-    with LocalNode(limit_nbytes=limit_nbytes) as node:
-        own(node, folder, epochs=6)
-        reader = node.reader("parquet:0")
-        for _ in range(6):
-            assert values(reader, 50) == list(range(ROWS))
-        assert values(reader) == []
-        node.wait_sent(lambda sent: sent[-1] == EndMark("parquet:0"))
-        budget = node.feeds.store.budget
-        node.call(lambda: None)  # what the child has released before it asked for more
-        assert not budget.num_segments
-
-
-def test_shuffled_rows_come_once_an_epoch_also_where_one_node_has_room_and_another_has_not(
-    folder: Path,
-) -> None:
-    with LocalNode(0) as roomy, LocalNode(1, LITTLE) as full:
-        orders = []
-        for node in (roomy, full):
-            own(node, folder, 3, (0, 1), seed=7)
-        for _ in range(3):
-            parts = [values(node.reader("parquet:0"), 50) for node in (roomy, full)]
-            assert sorted(parts[0] + parts[1]) == list(range(ROWS))
-            orders.append(tuple(parts[1]))
-    assert len(set(orders)) == 3
-
-
-def test_counts_of_own_files_are_no_news_for_the_coordinator(folder: Path) -> None:
-    with LocalNode() as node:
-        own(node, folder, epochs=1)
-        assert len(values(node.reader("parquet:0"))) == ROWS
-        assert not [c for each in node.told for c in each.counts if c.feed == "parquet:0"]
-
-
-def test_nothing_to_read_is_an_error_for_user_code(tmp_path: Path) -> None:
-    with LocalNode() as node:
-        own(node, tmp_path)
-        for _ in range(2):
-            with pytest.raises(ConfigError, match="no Parquet file found"):
-                values(node.reader("parquet:0"))
-        assert any(isinstance(m, ReadFailed) and m.is_config for m in node.sent)
-
-
-def test_file_that_vanishes_between_epochs_is_an_error_for_user_code(folder: Path) -> None:
-    with LocalNode(limit_nbytes=LITTLE) as node:
-        own(node, folder)
-        reader = node.reader("parquet:0")
-        assert len(values(reader, 50)) == ROWS
-        (folder / "1.parquet").unlink()
-
-        def read_on() -> None:
-            for _ in range(4):
-                values(reader, 50)
-
-        with pytest.raises(ReadError, match=r"1\.parquet"):
-            read_on()
-
-
-def test_node_ends_in_time_while_it_reads_for_a_child_that_asks_no_more(folder: Path) -> None:
-    with LocalNode(limit_nbytes=LITTLE) as node:
-        own(node, folder)
-        next(iter(EpochBatches(node.reader("parquet:0"), 10)))

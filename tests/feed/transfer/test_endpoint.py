@@ -260,7 +260,7 @@ def test_rows_that_were_used_are_told_by_partition() -> None:
             next(batches)
 
         def told(batches: int | None) -> dict[int, PartRows]:
-            used = node.link.feeds.positions(batches)
+            used = node.link.feeds.positions(batches)[0]
             return node.call(lambda: node.feeds.coverage(used)).get(FEED, {})
 
         assert told(None) == {

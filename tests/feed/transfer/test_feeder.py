@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from sparkdl.control.descriptors import FdSender
 from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.core.row_ranges import count_rows, merge_ranges, overlap
-from sparkdl.feed.transfer import feeder, messages, put_stream
+from sparkdl.feed.transfer import feeder, messages
 from sparkdl.feed.transfer.feeder import (
     FED_SCHEMA,
     FeedDataFrame,
@@ -383,7 +383,7 @@ def test_each_row_arrives_or_is_counted_and_a_second_attempt_brings_all_again(
     num_done = count_rows(overlap(0, total, covered))
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(put_stream, "_PAUSE_S", 0.001)
+        patch.setattr(feeder, "_PAUSE_S", 0.001)
         if not is_near:
             patch.setattr(FdSender, "connect", lambda name, token: None)
         first = stack.enter_context(SpoolServer(answer=answers(*script, default=ending)))

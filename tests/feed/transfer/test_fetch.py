@@ -75,7 +75,7 @@ def test_rows_that_were_fetched_are_covered_by_their_partition() -> None:
         node.wait_received(90)
         node.end_epoch(0, {1: 90})
         values(node.reader())
-        used = node.link.feeds.positions(None)
+        used = node.link.feeds.positions(None)[0]
         assert node.call(lambda: node.feeds.coverage(used)) == {FEED: {0: {0: ((40, 130),)}}}
 
 

@@ -1,0 +1,116 @@
+"""Files that a child reads itself: as far ahead as there is room, epoch after epoch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparkdl.control.channel import Consumed
+from sparkdl.core.errors import ConfigError, ReadError
+from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.feed.reader.files import FileOrder, OwnFiles
+from tests.doubles.feeds import values
+
+ROWS = 2000
+LITTLE = 1 << 16
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two files of 0.5 MB each."""
+    for file in range(2):
+        columns = {"x": np.arange(file * ROWS // 2, (file + 1) * ROWS // 2)}
+        columns |= {f"filler{i}": np.zeros(ROWS // 2, np.int64) for i in range(63)}
+        pq.write_table(pa.table(columns), tmp_path / f"{file}.parquet", row_group_size=100)
+    return tmp_path
+
+
+@contextmanager
+def reading(
+    folder: Path, nbytes: int = 1 << 28, told: list[Consumed] | None = None, **order: Any
+) -> Iterator[OwnFiles]:
+    own = OwnFiles("parquet:0", [].append if told is None else told.append, nbytes)
+    own.reader.begin(own.reader.watch, tracks=True, is_resumed=False)
+    own.begin(FileOrder((str(folder),), **order))
+    try:
+        yield own
+    finally:
+        own.stop()
+        own.join(10)
+        assert not own.is_alive(), "it ends in time although nobody reads"
+
+
+@pytest.mark.parametrize("nbytes", [LITTLE, 1 << 28])
+@pytest.mark.parametrize("tail", ["short", "drop"])
+def test_epochs_end_after_as_many_as_were_wanted(folder: Path, nbytes: int, tail: Any) -> None:
+    with reading(folder, nbytes, epochs=3) as own:
+        batches = EpochBatches(own.reader, 50, is_even=True, tail=tail)
+        for _ in range(3):
+            assert [v for b in batches for v in b["x"].tolist()] == list(range(ROWS))
+        assert values(own.reader) == []
+        assert not own._held
+
+
+def test_files_are_read_for_ever_and_no_further_ahead_than_one_epoch(folder: Path) -> None:
+    with reading(folder) as own:
+        for epoch in range(5):
+            assert values(own.reader) == list(range(ROWS))
+            assert max((e for e in own.reader._cursor._passes), default=0) <= epoch + 2
+
+
+def test_no_more_is_here_than_there_is_room_for(folder: Path) -> None:
+    with reading(folder, LITTLE) as own:
+        batches = iter(EpochBatches(own.reader, 10))
+        for _ in range(20):
+            next(batches)
+            assert sum(own._held.values()) <= 2 * LITTLE
+
+
+def test_shuffled_rows_come_once_an_epoch_in_another_order(folder: Path) -> None:
+    with (
+        reading(folder, nodes=(0, 1), node=0, seed=7, epochs=3) as one,
+        reading(folder, LITTLE, nodes=(0, 1), node=1, seed=7, epochs=3) as other,
+    ):
+        orders = []
+        for _ in range(3):
+            parts = [values(own.reader, 50) for own in (one, other)]
+            assert sorted(parts[0] + parts[1]) == list(range(ROWS))
+            orders.append(tuple(parts[1]))
+    assert len(set(orders)) == 3
+
+
+def test_used_rows_are_told_by_number_and_covered_ones_are_not_read(folder: Path) -> None:
+    told: list[Consumed] = []
+    done = {0: {0: ((0, ROWS),)}, 1: {0: ((0, 1500),)}}
+    with reading(folder, LITTLE, told, done=done, epochs=2) as own:
+        batches = iter(EpochBatches(own.reader, 100))
+        assert next(batches)["x"].tolist() == list(range(1500, 1600))
+        assert own.rows(own.reader.position(None)) == {1: {0: ((1500, 1600),)}}
+        assert len(list(itertools.chain(batches))) == 4
+        assert values(own.reader) == []
+    assert all(message.is_own for message in told)
+    assert told[-1].given.steps == 5
+
+
+def test_nothing_to_read_is_an_error_for_user_code(tmp_path: Path) -> None:
+    with reading(tmp_path) as own:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="no Parquet file found"):
+                values(own.reader)
+
+
+def test_file_that_vanishes_between_epochs_is_an_error_for_user_code(folder: Path) -> None:
+    with reading(folder, LITTLE) as own:
+        assert len(values(own.reader, 50)) == ROWS
+        (folder / "1.parquet").unlink()
+        with pytest.raises(ReadError, match=r"1\.parquet"):
+            for _ in range(4):
+                values(own.reader, 50)
