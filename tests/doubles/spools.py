@@ -68,7 +68,6 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
         answer: Callable[[PutPiece], Answer] = lambda _: "store",
         opening: Answer = "store",
         full_s: float = 0.01,
-        shortage: str = "",
         token: str = TOKEN,
         tls: Tls | None = None,
     ) -> None:
@@ -82,7 +81,7 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
         self.spooled: list[Spooled] = []
         self.seen: list[int] = []
         self.target = Target(node_id, f"worker:{node_id}", f"{scheme}://127.0.0.1:{self.port}")
-        self._opening, self._full_s, self._shortage = opening, full_s, shortage
+        self._opening, self._full_s = opening, full_s
         self._changed = threading.Condition()
         self._is_over = threading.Event()
         self._fds = FdReceiver(token)
@@ -133,7 +132,7 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
             raise flight.FlightServerError("the spool is on fire")
         if answer == "say nothing":
             self._is_over.wait(SOON_S)
-        ack = PutAck("store" in answer, "close" in answer, fd_socket, self._shortage)
+        ack = PutAck("store" in answer, "close" in answer, fd_socket)
         writer.write(b"babble" if answer == "babble" else msgspec.json.encode(ack))
 
     def _descriptor(self, key: str) -> pa.RecordBatch:

@@ -143,8 +143,7 @@ class OwnFiles(threading.Thread):
             # how many rows the others have.
             shares = source.shares(len(order.nodes), order.seed, done=done)
             rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
-            if len(rows) > 1:
-                reader.hear(Granted(reader.feed, epoch, min(rows.values())))
+            reader.hear(Granted(reader.feed, epoch, min(rows.values())))
             share = shares[order.nodes.index(order.node)]
             if not self._read(shuffled(share, order.seed, epoch), epoch):
                 return

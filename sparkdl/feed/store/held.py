@@ -15,17 +15,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ReadError
 from sparkdl.core.row_ranges import Span
 from sparkdl.feed.store.segment import (
-    NO_DESCRIPTORS,
     StoredSegment,
     check_segment,
     copy_segment,
@@ -34,11 +30,8 @@ from sparkdl.feed.store.segment import (
 )
 
 FOR_EVER = sys.maxsize
-_DESCRIPTOR_PAUSE_S = 0.1
 _FULL_WAIT_S = 1.0
 """How long an append waits for room at once: what waits may have become unwanted."""
-_SHORT_WAIT_S = 60.0
-"""How long to wait for descriptors, which may never become free."""
 _OTHER_DESCRIPTORS = 256
 """Descriptors that the agent, or the child with its framework, needs beside segments."""
 _MAX_SEGMENTS = 30_000
@@ -240,8 +233,6 @@ class Appended(Enum):
     STORED = "stored"
     FULL = "full"
     """There was no room in time; it may be tried again."""
-    SHORT = "short"
-    """There was no descriptor for it in time; likewise."""
     CLOSED = "closed"
     """No more rows of this epoch are taken."""
 
@@ -296,7 +287,7 @@ class HeldSegments(ABC):
             return write_segment(batch, folder)[0]
 
         nbytes, rows = segment_nbytes(batch), batch.num_rows
-        return self._patiently(deadline, partial(self._store, nbytes, rows, request, write))
+        return self._store(nbytes, rows, request, write, deadline)
 
     def adopt(self, fd: int, rows: int, deadline: Deadline, request: AppendRequest) -> Appended:
         """Take a segment of `rows` rows that is in memory; `fd` is closed.
@@ -307,32 +298,19 @@ class HeldSegments(ABC):
 
         def write(folder: Path | None) -> int:
             check_segment(fd, rows)
-            # A copy, because this is called again if descriptors ran short, and `adopt` closes
-            # `fd` in the end.
             return os.dup(fd) if folder is None else copy_segment(fd, folder)
 
         try:
-            store = partial(self._store, os.fstat(fd).st_size, rows, request, write)
-            return self._patiently(deadline, store)
+            return self._store(os.fstat(fd).st_size, rows, request, write, deadline)
         finally:
             os.close(fd)
 
     def append_in_time(self, batch: pa.RecordBatch, request: AppendRequest) -> bool:
-        """Append rows that can go nowhere else, however long there is no room; return if wanted.
-
-        Raises:
-            ReadError: if there have been no descriptors for a minute.
-        """
-        is_too_long = Deadline.after(_SHORT_WAIT_S)
-        while True:
+        """Append rows that can go nowhere else, however long there is no room; return if wanted."""
+        outcome = Appended.FULL
+        while outcome is Appended.FULL:
             outcome = self.append(batch, Deadline.after(_FULL_WAIT_S), request)
-            if outcome in (Appended.STORED, Appended.CLOSED):
-                return outcome is Appended.STORED
-            # A full budget empties as user code reads, so only want of descriptors has a limit.
-            if outcome is Appended.FULL:
-                is_too_long = Deadline.after(_SHORT_WAIT_S)
-            elif is_too_long.has_passed:
-                raise ReadError(f"rows cannot be kept: {OUT_OF_DESCRIPTORS}")
+        return outcome is Appended.STORED
 
     # The lock is held.
 
@@ -356,14 +334,6 @@ class HeldSegments(ABC):
         return replace(segment, number=number)
 
     # It is not.
-
-    def _patiently(self, deadline: Deadline, store: Callable[[Deadline], Appended]) -> Appended:
-        while (outcome := store(deadline)) is Appended.SHORT and not deadline.has_passed:
-            with self._budget.lock:
-                # Other parts of the process close descriptors without a notification, so the wait
-                # is short.
-                self._budget.lock.wait(min(_DESCRIPTOR_PAUSE_S, deadline.remaining_s))
-        return outcome
 
     def _store(
         self,
@@ -391,9 +361,7 @@ class HeldSegments(ABC):
                     )
                     self._enter(segment)
                     is_stored = True
-        except OSError as error:
-            if error.errno in NO_DESCRIPTORS:
-                return Appended.SHORT
+        except OSError:
             if not is_on_disk or fd >= 0:
                 raise
             # A full disk is like a full budget: the rows are tried again, and wait for memory

@@ -8,7 +8,6 @@ but no name, so the kernel frees it with the last process that holds one, even a
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from dataclasses import dataclass, replace
@@ -20,8 +19,6 @@ from sparkdl.control.descriptors import nameless_file
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.row_ranges import Span, spans_within
 
-# EMFILE: this process may open no more files; ENFILE: the whole host may not.
-NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _NAME = "sparkdl-segment"
 
 
@@ -132,7 +129,6 @@ def check_segment(fd: int, rows: int) -> None:
 
     Raises:
         ProtocolError: if it is not.
-        OSError: if there is no descriptor left to look into it.
     """
     try:
         # Opening one end of a pipe would wait for a process at the other end.
@@ -143,9 +139,6 @@ def check_segment(fd: int, rows: int) -> None:
         # with SIGSEGV at the first read.
         batch.validate()
     except (pa.ArrowException, StopIteration, OSError) as error:
-        # Want of descriptors says nothing about the segment, and the feeder may send it again.
-        if getattr(error, "errno", None) in NO_DESCRIPTORS:
-            raise
         raise ProtocolError(f"not a segment: {error}") from None
     # Rows are numbered by the announced count, so another count would shift all rows behind them.
     if batch.num_rows != rows:

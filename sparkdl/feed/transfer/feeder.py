@@ -58,8 +58,6 @@ BATCH_NBYTES = MAX_PIECE_NBYTES * 15 // 16
 """Where Spark shall end a batch: a piece as it is. The JVM makes the next one meanwhile."""
 MAX_JOINED_S = 0.1
 """How long small batches wait for others to be joined to."""
-_MOST_FEEDERS = 32
-"""Of one node at once, of those that heed each other."""
 _COUNT_S = 0.5
 """How long to read and count unwanted rows: Spark ends a Python worker that leaves input unread,
 and the next one has to import as long."""
@@ -131,7 +129,7 @@ class PutStream:
     One thread puts pieces; others may call `cancel` and ask how the stream is.
 
     Attributes:
-        target: the node whose agent gets the pieces; it may be another one until the first `put`.
+        target: the node whose agent gets the pieces.
         rows_stored: by the agent.
         is_unreachable: whether the agent could not be reached, or not any more.
     """
@@ -145,7 +143,6 @@ class PutStream:
         self._changed = threading.Condition()
         self._phase = Phase.READY
         self._problem = ""
-        self._shortage = ""
         self._waiting: list[Piece] = []
         self._unacknowledged: deque[Piece] = deque()
         self._heard_s = self._resume_s = 0.0
@@ -236,8 +233,7 @@ class PutStream:
             if self._phase is Phase.OPENING:
                 raise FeederError(f"{name} did not answer for {timeout_s:g} s")
             raise FeedTimeoutError(
-                f"{name} stored no row of feed {self._spec.feed!r} for {timeout_s:g} s: "
-                f"{self._shortage or _FULL}"
+                f"{name} stored no row of feed {self._spec.feed!r} for {timeout_s:g} s: {_FULL}"
             )
         pause_s, left_s = self._resume_s - time.monotonic(), self._deadline.remaining_s
         self._changed.wait(min(left_s, pause_s) if pause_s > 0 else left_s)
@@ -317,7 +313,7 @@ class PutStream:
         with self._changed:
             if self._call is not call or self._phase is Phase.BROKEN:  # closed or cancelled before
                 return
-            self._heard_s, self._shortage = time.monotonic(), ack.shortage
+            self._heard_s = time.monotonic()
             if self._phase is Phase.OPENING:
                 self._phase = Phase.READY
                 # None where the agent is on another machine, or in another network namespace.
@@ -376,8 +372,7 @@ class Feeder:
             *(spec.feed, spec.epoch, spec.run, partition),
             *(spec.generation, spec.last_epoch, spec.keep),
         )
-        self._targets = near_targets(spec.targets, partition)
-        self._stream = PutStream(self._targets[0], header, spec)
+        self._stream = PutStream(near_target(spec.targets, partition), header, spec)
         self._done = merge_ranges(spec.done.get(partition, ()))
         self._row = 0
 
@@ -395,10 +390,6 @@ class Feeder:
         if self._partition in self._spec.skipped:
             self._count(batches)
             return FedPartition(self._partition, 0, 0)
-        with chosen_target(self._targets, self._spec.run) as self._stream.target:
-            return self._feed(batches)
-
-    def _feed(self, batches: Iterator[pa.RecordBatch]) -> FedPartition:
         joined = join_small(batches, self._spec.min_piece_nbytes, MAX_JOINED_S)
         halved = (half for batch in joined for half in halve(batch, MAX_PIECE_NBYTES))
         try:
@@ -451,10 +442,10 @@ class Feeder:
         return False
 
 
-def near_targets(
+def near_target(
     targets: Sequence[Target], partition: int, is_here: Callable[[str], bool] | None = None
-) -> list[Target]:
-    """Return the nodes of this host, in the order of preference; if there are none, one of any.
+) -> Target:
+    """Return a node of this host; if there is none, one of any.
 
     Args:
         is_here: whether an address is one of this host's.
@@ -463,31 +454,10 @@ def near_targets(
     here = set(filter(is_here or _is_here, hosts))
     near = [target for target in targets if target.host in here]
     if not near:
-        return [targets[partition % len(targets)]]
+        return targets[partition % len(targets)]
     # Spark often places neighbouring partitions on different hosts, one each. Dividing by the
     # number of hosts makes consecutive partitions of this host take turns on its nodes.
-    turn = partition // len(hosts) % len(near)
-    return [*near[turn:], *near[:turn]]
-
-
-@contextmanager
-def chosen_target(targets: Sequence[Target], run: str) -> Iterator[Target]:
-    """Give the first node that the fewest feeders of this host bring rows to at the moment.
-
-    Why not the first alone? Executors get ahead of each other. Two feeders would then serve one
-    node while another one runs short, and half of the rows would move between agents.
-
-    A feeder tells the others by a socket of an abstract name (unix(7)): the kernel gives it to one
-    process alone, and takes it back when that ends.
-    """
-    if len(targets) > 1:
-        for number in range(_MOST_FEEDERS):
-            for target in targets:
-                with socket.socket(socket.AF_UNIX) as claim:
-                    if _binds(claim, f"\0sparkdl-feeds-{run}-{target.node_id}-{number}"):
-                        yield target
-                        return
-    yield targets[0]
+    return near[partition // len(hosts) % len(near)]
 
 
 def _binds(one: socket.socket, address: Any) -> bool:

@@ -189,14 +189,12 @@ class PutAck(msgspec.Struct, frozen=True):
     Attributes:
         accepted: whether this batch is here now.
         closed: whether no more rows of this epoch are wanted.
-        shortage: what the node lacks, if it is not room for rows.
         fd_socket: in the first answer, where feeders on the same machine send descriptors to.
     """
 
     accepted: bool
     closed: bool
     fd_socket: str = ""
-    shortage: str = ""
 
 
 class PutPiece(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparkdl.control.auth import is_authorized
-from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, FdReceiver
+from sparkdl.control.descriptors import FdReceiver
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, SparkdlError
@@ -117,8 +117,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             request = AppendRequest(header.epoch, keep=header.keep, spans=spans, run=header.run)
             outcome = self._spool(spool, chunk, piece, request)
             is_closed = outcome is Appended.CLOSED or not spool.takes(header.epoch)
-            shortage = OUT_OF_DESCRIPTORS if outcome is Appended.SHORT else ""
-            ack = PutAck(outcome is Appended.STORED, is_closed, shortage=shortage)
+            ack = PutAck(outcome is Appended.STORED, is_closed)
             writer.write(msgspec.json.encode(ack))
 
     def _spool(
@@ -138,7 +137,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
         except OSError:
             # No descriptor was left here. The feeder sends the piece again, instead of failing.
-            return Appended.SHORT
+            return Appended.FULL
         return spool.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)
 
     def do_get(
@@ -262,13 +261,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 last, Deadline.after(timeout_s), AppendRequest(exchange=header.exchange)
             )
             if outcome is not Appended.STORED:
-                exchange.fail(
-                    {
-                        Appended.FULL: f"the node's feed memory stayed full for {timeout_s:g} s",
-                        Appended.SHORT: OUT_OF_DESCRIPTORS,
-                        Appended.CLOSED: "the node takes no more rows",
-                    }[outcome]
-                )
+                is_full = outcome is Appended.FULL
+                full = f"the node's feed memory stayed full for {timeout_s:g} s"
+                exchange.fail(full if is_full else "the node takes no more rows")
                 return
         # An empty segment ends the partition for `next_batch`, which would wait for more rows of
         # it.

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 def reading(
     folder: Path, nbytes: int = 1 << 28, told: list[Consumed] | None = None, **order: Any
 ) -> Iterator[OwnFiles]:
-    own = OwnFiles("parquet:0", [].append if told is None else told.append, nbytes)
+    own = OwnFiles("parquet:0", list[Consumed]().append if told is None else told.append, nbytes)
     own.reader.begin(own.reader.watch, tracks=True, is_resumed=False)
     own.begin(FileOrder((str(folder),), **order))
     try:

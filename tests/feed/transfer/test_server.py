@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +12,9 @@ import pyarrow.flight as flight
 import pytest
 
 from sparkdl.control.auth import bearer
-from sparkdl.control.descriptors import FdSender
 from sparkdl.control.messages import FeedCut
-from sparkdl.core.errors import FeedTimeoutError
-from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import TAKEN, FetchTicket, PutAck, PutHeader, PutPiece
-from tests.doubles.feeds import FEED, SOON_S, TOKEN, LocalNode, NodeProxy, numbers, order, values
+from tests.doubles.feeds import FEED, SOON_S, TOKEN, LocalNode, NodeProxy, numbers, values
 from tests.doubles.until import until
 
 BATCH = numbers(0, 10)
@@ -135,24 +130,6 @@ def test_epoch_that_was_cut_is_refused() -> None:
         another = Put(client)
         assert another.acknowledged() == PutAck(True, True)
         another.writer.close()
-
-
-def test_want_of_descriptors_that_lasts_is_named_to_feeders(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def write_segment(*_: object) -> tuple[int, int]:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    with LocalNode() as node:
-        with monkeypatch.context() as patch:
-            patch.setattr(FdSender, "connect", lambda name, token: None)  # as from another machine
-            patch.setattr("sparkdl.feed.store.held.write_segment", write_segment)
-            patch.setattr("sparkdl.feed.transfer.server.FULL_WAIT_S", 0.05)
-            with pytest.raises(
-                FeedTimeoutError, match=r"no file descriptors are left, .*ulimit -n"
-            ):
-                Feeder(order([node.target], timeout_s=0.3), 0).feed(iter([numbers(0, 20)]))
-        feed(node)
 
 
 @pytest.mark.parametrize(
