@@ -165,7 +165,8 @@ class EpochBatches:
         # At the reader, because a loop may call `ctx.batches(…)` each time.
         passes = self.reader.passes
         if not isinstance(passes, _Passes) or not passes.continues(self):
-            passes = self.reader.passes = _Passes(replace(self), self.steps)
+            replayed = passes.replayed if passes else 0
+            passes = self.reader.passes = _Passes(replace(self), self.steps, replayed)
         return passes.begin(is_ahead)
 
     def _iteration(self, owner: int) -> Iterator[Step]:
@@ -185,8 +186,8 @@ class _Passes:
     batch and begins again; behind a later one the next goes on.
     """
 
-    def __init__(self, of: EpochBatches, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, of: EpochBatches, steps: int, replayed: int) -> None:
+        self.steps, self.replayed = steps, replayed
         self._of, self._reader = of, of.reader
         # An iteration that was left may still be read by a thread, of tf.data for example.
         self._lock = threading.Lock()
@@ -225,7 +226,7 @@ class _Passes:
                 if token is not self._current:
                     return
                 if step < len(again):
-                    self._reader.replayed += 1
+                    self.replayed += 1
                     columns: Columns | None = again[step]
                 else:
                     columns = self._next(step)

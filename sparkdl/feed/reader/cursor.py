@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -84,38 +84,62 @@ class Item:
             self.fd = -1
 
 
+@dataclass(frozen=True)
+class _Place:
+    """How far user code has been handed rows.
+
+    Attributes:
+        items: the segments of the epoch that it has as a whole.
+        rows: of the next segment.
+        counts: of all epochs.
+    """
+
+    items: int = 0
+    rows: int = 0
+    counts: Given = Given()
+
+
+@dataclass
+class _Epoch:
+    """What has arrived of an epoch, and how far it is read.
+
+    Attributes:
+        granted: rows of it that every node has at least.
+        first: the first segment that is still here.
+        position: the next segment to take.
+        abandoned: how many iterations have been left early.
+        is_pressed: room is wanted: what user code has been given is released.
+    """
+
+    items: list[Item] = field(default_factory=list)
+    mark: EpochEnd | None = None
+    granted: int = 0
+    first: int = 0
+    position: int = 0
+    abandoned: int = 0
+    is_pressed: bool = False
+
+
 class ReaderCursor:
     """The segments and marks of a feed that have arrived, and a position among them.
 
     Attributes:
         epoch: the number of the epoch that is read.
-        counts: the rows and batches that user code has been given; see `given`.
+        given: how far user code has been handed rows.
         inference: segments of inference, which belong to no epoch.
         has_ended: nothing more will arrive.
-        granted: rows of the epoch, by its number, that every node has at least.
-        abandoned: how many iterations over this epoch have been left early.
         consumed: the rows of the batches given to user code.
     """
 
     def __init__(self, feed: str = "") -> None:
         self.epoch = 0
-        self.counts = Given()
+        self.given = _Place()
         self.inference: deque[Item] = deque()
         self.has_ended = False
-        self.granted: dict[int, int] = {}
-        self.abandoned = 0
         self.consumed = ConsumedRows(feed)
-        self._passes: dict[int, list[Item]] = {}
-        self._marks: dict[int, EpochEnd] = {}
-        self._base = 0
-        """The epoch whose segments are read: `epoch`, or the one that it repeats."""
+        self._floor = _Place()
+        self._epochs: dict[int, _Epoch] = {}
         self._start = 0
-        self._first = 0
-        """The first segment of the epoch that is still here."""
-        self._position = 0
-        self._given_items = self._given_rows = 0
-        self._floor_items = self._floor_rows = 0
-        self._counts_at_floor = Given()
 
     # What arrives.
 
@@ -123,33 +147,44 @@ class ReaderCursor:
         if item.segment.exchange:
             self.inference.append(item)
         else:
-            self._passes.setdefault(item.segment.epoch, []).append(item)
+            self._epochs.setdefault(item.segment.epoch, _Epoch()).items.append(item)
 
     def add_mark(self, mark: EpochEnd) -> None:
         if mark.epoch >= self.epoch:
-            self._marks[mark.epoch] = mark
+            self._epochs.setdefault(mark.epoch, _Epoch()).mark = mark
+
+    def grant(self, epoch: int, rows: int) -> None:
+        """Every node has `rows` rows of `epoch` at least."""
+        if epoch >= self.epoch:
+            self._epochs.setdefault(epoch, _Epoch()).granted = rows
 
     def start_at(self, epoch: int) -> None:
+        """No epoch before `epoch` will come any more."""
         self._start = max(self._start, epoch)
 
     # Where the reader stands.
 
     @property
+    def now(self) -> _Epoch:
+        """The epoch that is read."""
+        return self._epochs.setdefault(self.epoch, _Epoch())
+
+    @property
     def mark(self) -> EpochEnd | None:
-        return self._marks.get(self.epoch)
+        return self.now.mark
 
     @property
     def next_item(self) -> Item | None:
-        items = self._items
-        return items[self._position] if self._position < len(items) else None
+        now = self.now
+        return now.items[now.position] if now.position < len(now.items) else None
 
     @property
     def is_gone(self) -> bool:
         """Whether the segment at the position has been released."""
-        return self._position < self._first
+        return self.now.position < self.now.first
 
     def first_item(self) -> Item | None:
-        return next((items[0] for _, items in sorted(self._passes.items()) if items), None)
+        return next((each.items[0] for _, each in sorted(self._epochs.items()) if each.items), None)
 
     @property
     def is_due(self) -> bool:
@@ -164,19 +199,22 @@ class ReaderCursor:
     @property
     def is_over(self) -> bool:
         """Whether no iteration finds anything any more."""
-        is_here = self._floor_items < len(self._items)
+        is_here = self._floor.items < len(self.now.items)
         return self.has_ended and not is_here and self.mark is None
 
-    def skip_missing(self) -> list[int]:
-        """Enter the next epoch, if there is nothing more of this one.
+    @property
+    def is_begun(self) -> bool:
+        """Whether an iteration has taken anything of the epoch, and not read it to its end."""
+        return self.now.position > 0 or self.given.items > 0 or self.given.rows > 0
 
-        Returns:
-            The segments to release.
-        """
+    def skip_missing(self) -> list[int]:
+        """Enter the next epoch, if there is nothing more of this one; return what to release."""
         is_read = self.has_ended and self.next_item is None
-        if self.mark is not None or (self._items and not is_read):
+        if self.mark is not None or (self.now.items and not is_read):
             return []
-        later = [e for e in (*self._passes, *self._marks) if e > self.epoch]
+        later = [
+            n for n, each in self._epochs.items() if n > self.epoch and (each.items or each.mark)
+        ]
         if self.has_ended and later:
             return self.enter(min(later))
         if self._start > self.epoch:
@@ -185,9 +223,10 @@ class ReaderCursor:
 
     def take(self) -> Item:
         """Map the segment at the position and move past it."""
-        item = self._items[self._position]
+        now = self.now
+        item = now.items[now.position]
         item.batch()  # here, under the lock: no other thread releases it meanwhile
-        self._position += 1
+        now.position += 1
         # Numbered once for each epoch that reads it, and not again when an abandoned iteration
         # does.
         if item.epoch != self.epoch:
@@ -198,77 +237,72 @@ class ReaderCursor:
 
     def reorder(self, random: np.random.Generator) -> None:
         """Put the segments of an epoch that is complete and was not begun into random order."""
-        if self._position == self._first == 0 and self.mark is not None:
+        now = self.now
+        if now.position == now.first == 0 and now.mark is not None:
             # By number first, so that the order depends on the seed and the epoch, not on earlier
             # orders.
-            items = sorted(self._items, key=lambda item: item.segment.number)
-            self._passes[self._base] = [items[i] for i in random.permutation(len(items))]
+            items = sorted(now.items, key=lambda item: item.segment.number)
+            now.items = [items[i] for i in random.permutation(len(items))]
 
     def give(self, rows: int, padded: int, steps: int, for_good: bool) -> None:
-        was = self.counts
-        self.counts = structs.replace(
+        was = self.given.counts
+        counts = structs.replace(
             was, rows=was.rows + rows, steps=was.steps + steps, padded=was.padded + padded
         )
-        self._given_rows += rows
-        while self._given_items < self._position:
-            in_item = self._items[self._given_items].segment.rows
-            if in_item > self._given_rows:
-                break
-            self._given_rows -= in_item
-            self._given_items += 1
+        now, items, left = self.now, self.given.items, self.given.rows + rows
+        while items < now.position and (in_item := now.items[items].segment.rows) <= left:
+            items, left = items + 1, left - in_item
+        self.given = _Place(items, left, counts)
         if for_good:
             self.raise_floor()
 
     def drop(self, rows: int, parts: list[Part]) -> None:
         """Count rows that user code is not given."""
-        self.counts = structs.replace(self.counts, dropped=self.counts.dropped + rows)
+        counts = self.given.counts
+        counts = structs.replace(counts, dropped=counts.dropped + rows)
+        self.given = replace(self.given, counts=counts)
         self.consumed.drop(parts)
 
     def rewind(self) -> None:
+        """Go back to where the iteration began; what was given for good stays given."""
         self.consumed.rewind()
-        rows, again = self.counts.rows - self._counts_at_floor.rows, self.counts.again
-        self.abandoned += rows > 0
-        self.counts = structs.replace(self._counts_at_floor, again=again + rows)
-        self._position = self._given_items = self._floor_items
-        self._given_rows = self._floor_rows
-        if self._position < len(self._items):
-            self._items[self._position].skip = self._floor_rows
+        now, floor, counts = self.now, self._floor, self.given.counts
+        rows = counts.rows - floor.counts.rows
+        now.abandoned += rows > 0
+        self.given = replace(floor, counts=structs.replace(floor.counts, again=counts.again + rows))
+        now.position = floor.items
+        if (item := self.next_item) is not None:
+            item.skip = floor.rows
 
     def raise_floor(self) -> None:
         """Make what user code is given next the place to go back to."""
-        self._floor_items, self._floor_rows = self._given_items, self._given_rows
-        self._counts_at_floor = self.counts
+        self._floor = self.given
         self.consumed.raise_floor()
-
-    def given(self, beyond: int) -> Given:
-        """Return all that user code has been given; `beyond` as there."""
-        return structs.replace(self.counts, epochs=self.epoch, beyond=beyond)
 
     def finish_epoch(self) -> list[int]:
         """Move past the epoch's end; return the segments to release."""
-        if self.mark is None:
+        now = self.now
+        if now.mark is None:
             if self.has_ended:  # in the middle of the epoch, which is not read again
-                self._position = self._given_items = len(self._items)
-                self._given_rows = 0
+                now.position = len(now.items)
+                self.given = replace(self.given, items=now.position, rows=0)
                 self.raise_floor()
             return []
         # The same segments again: nothing is released, and the position starts over.
-        if self._marks[self.epoch].again:
-            self._marks.pop(self.epoch)
+        if now.mark.again:
+            del self._epochs[self.epoch]
             self.epoch += 1
-            self._reset()
+            self.now.items = now.items
+            self._begin()
             return []
         return self.enter(self.epoch + 1)
 
     def enter(self, epoch: int) -> list[int]:
         """Begin `epoch`, whose segments are its own; return those of earlier ones."""
-        gone = [e for e in self._passes if e < epoch]
-        freed = release_all(item for e in gone for item in self._passes.pop(e))
-        self._marks = {e: mark for e, mark in self._marks.items() if e >= epoch}
-        self.granted = {e: rows for e, rows in self.granted.items() if e >= epoch}
-        self.epoch = self._base = epoch
-        self._first = 0
-        self._reset()
+        gone = [e for e in self._epochs if e < epoch]
+        freed = release_all(item for e in gone for item in self._epochs.pop(e).items)
+        self.epoch = epoch
+        self._begin()
         return freed
 
     def releasable(self, is_waiting: bool) -> list[int]:
@@ -279,43 +313,34 @@ class ReaderCursor:
         Args:
             is_waiting: user code waits for more, so it has gathered the rows taken before.
         """
-        mark = self.mark
-        if self._base != self.epoch or (mark is not None and mark.again):
+        now, given = self.now, self.given.items
+        is_again = bool(now.items) and now.items[0].segment.epoch != self.epoch
+        if is_again or (now.mark is not None and now.mark.again):
             return []  # a later epoch reads them again
         # The agent may free these files, while their rows stay mapped here until they are given.
-        freed = _keep(self._items[self._given_items : self._position]) if is_waiting else []
+        freed = _keep(now.items[given : now.position]) if is_waiting else []
         # Code that looks at the first batches, as Keras does, begins again: these stay mapped
         # until then.
-        steps = self.counts.steps - self._counts_at_floor.steps
-        unneeded = self._given_items if steps > HEAD_STEPS else self._floor_items
-        freed += release_all(self._items[self._first : unneeded])
-        freed += _keep(self._items[unneeded : self._given_items])
-        self._first = max(self._first, unneeded)
+        steps = self.given.counts.steps - self._floor.counts.steps
+        unneeded = given if steps > HEAD_STEPS else self._floor.items
+        freed += release_all(now.items[now.first : unneeded])
+        freed += _keep(now.items[unneeded:given])
+        now.first = max(now.first, unneeded)
         return freed
 
     def clear(self) -> None:
-        release_all((*self.inference, *(item for items in self._passes.values() for item in items)))
+        release_all((*self.inference, *(i for each in self._epochs.values() for i in each.items)))
         self.inference.clear()
-        self._passes.clear()
-        self._marks.clear()
-        self.granted.clear()
-        self._first = 0
-        self._reset()
+        self._epochs.clear()
+        self._begin()
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether an iteration has taken anything of the epoch, and not read it to its end."""
-        return self._position > 0 or self._given_items > 0 or self._given_rows > 0
-
-    @property
-    def _items(self) -> list[Item]:
-        return self._passes.get(self._base, [])
-
-    def _reset(self) -> None:
+    def _begin(self) -> None:
         """Begin an epoch at its first row."""
-        for item in self._items:
+        now = self.now
+        for item in now.items:
             item.skip = 0
-        self._position = self._given_items = self._given_rows = self.abandoned = 0
+        now.position = now.first = now.abandoned = 0
+        self.given = _Place(counts=self.given.counts)
         self.raise_floor()
 
 

@@ -10,10 +10,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 
 from sparkdl.control.channel import (
     Consumed,
@@ -66,6 +67,12 @@ class TrainingWatch:
 
     def look(self) -> None:
         """Look how the node trains: its next iteration begins, or `map_fun` has returned."""
+
+
+class Passes(Protocol):
+    """Iterations of so many steps; see `feed/reader/batches.py`."""
+
+    replayed: int
 
 
 UNWATCHED = TrainingWatch()
@@ -188,7 +195,6 @@ class FeedReader:
         watch: of the training.
         is_resumed: this world continues an earlier one.
         raised: the last error of an iteration within TensorFlow, which raises its own for it.
-        replayed: batches that were given again, after a loop of so many steps was left early.
         passes: the iterations of so many steps, see `EpochBatches.steps`.
     """
 
@@ -205,9 +211,7 @@ class FeedReader:
         self.watch: TrainingWatch = UNWATCHED
         self.is_resumed = False
         self.raised: SparkdlError | None = None
-        self.replayed = 0
-        self.passes: object = None
-        self._has_warned = False
+        self.passes: Passes | None = None
         self._supply, self._is_patient = supply, False
         self._timeout_s, self._report_period_s = timeout_s, report_period_s
         self._changed = threading.Condition()
@@ -215,9 +219,9 @@ class FeedReader:
         self._cursor.consumed.is_wanted = tracks
         self._owner = 0
         self._reported_at_s, self._is_reported = -math.inf, True
-        self._pressed_epoch = -1
-        self._is_waiting = self._is_terminated = self._is_lost = self._is_told = False
-        self._epochs = self._beyond = 0
+        self._is_waiting = self._is_terminated = False
+        self._beyond = 0
+        self._told: set[str] = set()
         self._problem: SparkdlError | None = None
 
     # What the receiving thread calls.
@@ -240,7 +244,7 @@ class FeedReader:
 
     @property
     def steps(self) -> int:
-        return self._cursor.counts.steps + self.replayed
+        return self._cursor.given.counts.steps + (self.passes.replayed if self.passes else 0)
 
     def add(self, item: Item) -> None:
         with self._changed:
@@ -257,7 +261,7 @@ class FeedReader:
                 case FeedBegin(_, epoch):
                     cursor.start_at(epoch)
                 case Granted(_, epoch, rows):
-                    cursor.granted[epoch] = rows
+                    cursor.grant(epoch, rows)
                 case EpochEnd() if not self._is_terminated:
                     cursor.add_mark(message)
                 case Reopened(_, epoch):
@@ -268,7 +272,7 @@ class FeedReader:
                 case FeedCovered(_, epoch):
                     cursor.consumed.forget(epoch)
                 case Reclaim():  # from now to the end of the epoch
-                    self._pressed_epoch = cursor.epoch
+                    cursor.now.is_pressed = True
                     self._release(cursor.releasable(self._is_waiting))
                 case EndMark():
                     cursor.has_ended = True
@@ -277,7 +281,8 @@ class FeedReader:
     def lose(self) -> None:
         """The agent is gone: fail every wait."""
         with self._changed:
-            self._is_lost = True
+            lost = FeedClosedError(f"feed {self.feed!r}: the agent of this node is gone")
+            self._problem = self._problem or lost
             self._changed.notify_all()
 
     def fail(self, problem: SparkdlError) -> None:
@@ -295,18 +300,17 @@ class FeedReader:
         """
         with self._changed:
             self._owner += 1  # an abandoned iteration must not take rows of the next one
-            before = self._cursor.abandoned
+            now = self._cursor.now
+            before = now.abandoned
             self._cursor.rewind()
-            if before < self._cursor.abandoned == WARNED_ITERATION and not self._has_warned:
-                self._has_warned = True
-                _log.warning(
-                    "Feed %r: a loop over it was left early twice in one epoch. Each loop begins "
+            if before < now.abandoned == WARNED_ITERATION:
+                self._warn(
+                    "a loop over it was left early twice in one epoch. Each loop begins "
                     "the epoch again, in another order if it is shuffled, so some of its rows may "
                     "never be read. With steps=…, as in ctx.batches(…, steps=100), a loop ends "
-                    "after so many batches, and the next one goes on behind them",
-                    self.feed,
+                    "after so many batches, and the next one goes on behind them"
                 )
-            self._is_reported &= before == self._cursor.abandoned
+            self._is_reported &= before == now.abandoned
             self._changed.notify_all()
             return self._owner
 
@@ -317,7 +321,7 @@ class FeedReader:
     @property
     def abandoned(self) -> int:
         """How many iterations over this epoch have been left early."""
-        return self._cursor.abandoned
+        return self._cursor.now.abandoned
 
     def peek_batch(self, is_needed: bool = False) -> pa.RecordBatch | None:
         """Wait for the next segment; return its batch without moving, `None` at the feed's end.
@@ -355,8 +359,8 @@ class FeedReader:
             self._report()
 
     def end_of_feed(self) -> EndOfFeedError | UnfedError:
-        unfed = self._supply.never_fed(self.feed) if self._supply and not self._epochs else None
-        return unfed or end_of_feed(self.feed, self._epochs)
+        unfed = self._supply.never_fed(self.feed) if self._supply else None
+        return unfed or end_of_feed(self.feed, self._cursor.epoch)
 
     def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
         """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does.
@@ -390,7 +394,7 @@ class FeedReader:
         """
         cursor = self._cursor
         with self._changed:
-            if self._pressed_epoch == self._cursor.epoch:
+            if cursor.now.is_pressed:
                 # Who waits for more has gathered the rows that it took before, so they may go.
                 self._release(cursor.releasable(not self._is_due(with_exchange)))
             self._wait_row(lambda: owner != self._owner or self._is_due(with_exchange))
@@ -434,7 +438,7 @@ class FeedReader:
         with self._changed:
 
             def has_rows() -> bool:
-                return cursor.granted.get(cursor.epoch, 0) >= rows
+                return cursor.now.granted >= rows
 
             self._wait(lambda: owner != self._owner or has_rows() or cursor.is_complete)
             return owner == self._owner and has_rows()
@@ -484,8 +488,6 @@ class FeedReader:
             if owner != self._owner:
                 return False
             self._cursor.drop(dropped, parts or [])
-            mark = self._cursor.mark
-            self._epochs += mark is not None and not mark.goes_on
             self._release(self._cursor.finish_epoch())
             self._report()
             return True
@@ -524,12 +526,10 @@ class FeedReader:
             consumed = self._cursor.consumed
             if consumed.ahead is not None:
                 return consumed.used()
-            if consumed.ended < consumed.count and not self._is_told:
-                self._is_told = True
-                _log.warning(
-                    "Feed %r: a checkpoint was made within an epoch of it, which begins again "
-                    "after a restart. If the model trains on this feed, name it in batches=",
-                    self.feed,
+            if consumed.ended < consumed.count:
+                self._warn(
+                    "a checkpoint was made within an epoch of it, which begins again "
+                    "after a restart. If the model trains on this feed, name it in batches="
                 )
             return consumed.ended
 
@@ -575,6 +575,12 @@ class FeedReader:
 
     # The lock is held.
 
+    def _warn(self, text: str) -> None:
+        """Log a warning, once."""
+        if text not in self._told:
+            self._told.add(text)
+            _log.warning("Feed %r: %s", self.feed, text)
+
     def _is_due(self, with_exchange: bool = False) -> bool:
         self._release(self._cursor.skip_missing())
         return self._cursor.is_due or (with_exchange and bool(self._cursor.inference))
@@ -600,7 +606,8 @@ class FeedReader:
         self._send(self._consumed())
 
     def _consumed(self) -> Consumed:
-        given = self._cursor.given(self._beyond)
+        counts = self._cursor.given.counts
+        given = structs.replace(counts, epochs=self._cursor.epoch, beyond=self._beyond)
         waits = self._is_waiting and not self._is_patient  # inference may wait for any time
         return Consumed(self.feed, given, waits)
 
@@ -619,7 +626,7 @@ class FeedReader:
 
     def _wait(self, is_ready: Callable[[], bool]) -> None:
         def is_over() -> bool:
-            return is_ready() or self._is_lost or self._problem is not None
+            return is_ready() or self._problem is not None
 
         if not is_over():
             self._begin_wait()
@@ -629,8 +636,6 @@ class FeedReader:
             return
         if self._problem is not None:
             raise self._problem
-        if self._is_lost:
-            raise FeedClosedError(f"feed {self.feed!r}: the agent of this node is gone")
 
     def wait_until(self, is_over: Callable[[], bool]) -> None:
         """Wait; a thread that stands here waits for rows (`node/waits.py`)."""

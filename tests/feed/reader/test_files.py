@@ -63,7 +63,7 @@ def test_files_are_read_for_ever_and_no_further_ahead_than_one_epoch(folder: Pat
     with reading(folder) as own:
         for epoch in range(5):
             assert values(own.reader) == list(range(ROWS))
-            assert max((e for e in own.reader._cursor._passes), default=0) <= epoch + 2
+            assert max((e for e in own.reader._cursor._epochs), default=0) <= epoch + 2
 
 
 def test_no_more_is_here_than_there_is_room_for(folder: Path) -> None:
