@@ -20,7 +20,7 @@ from sparkdl.datasets.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.transfer.feeder import Feeder
-from sparkdl.feed.transfer.infer_task import InferRdd, decode_results, exchange
+from sparkdl.feed.transfer.infer_task import decode_results, exchange
 from sparkdl.feed.transfer.messages import FeederError
 from sparkdl.values.rows import encode_rows
 from tests.doubles.feeds import SOON_S, LevelDriver, LocalNode, Running, numbers, order, values
@@ -65,37 +65,6 @@ def test_every_row_arrives_once_and_the_nodes_are_level(
         for node in nodes:
             node.end_epoch(0, counts)
         assert sorted(v for node in nodes for v in values(node.reader(), 64)) == list(range(total))
-
-
-def test_data_larger_than_the_budget_flow_through_it() -> None:
-    limit_nbytes = 50_000
-    with LocalNode(0, limit_nbytes) as node:
-        budget = node.feeds.store.budget
-        most = 0
-
-        def source() -> Iterator[pa.RecordBatch]:
-            nonlocal most
-            for batch in batches(0, [1000] * 60):  # 8 kB each
-                most = max(most, budget.used_nbytes)
-                yield batch
-
-        reading = Running(lambda: values(node.reader(), 300))
-        Feeder(order([node.target]), 0).feed(source())
-        node.wait_received(60_000)
-        node.end_epoch(0, {0: 60_000})
-        assert reading.result() == list(range(60_000))
-        assert limit_nbytes // 2 < most <= limit_nbytes
-
-
-def test_batch_larger_than_the_budget_is_gathered_through_it() -> None:
-    with LocalNode(0, limit_nbytes=10_000) as node:
-        reading = Running(lambda: list(EpochBatches(node.reader(), 8_000)))
-        Feeder(order([node.target]), 0).feed(batches(0, [500] * 20))
-        node.wait_received(10_000)
-        node.end_epoch(0, {0: 10_000})
-        first, second = reading.result()
-        assert first["x"].tolist() == list(range(8_000))
-        assert second["x"].tolist() == list(range(8_000, 10_000))
 
 
 @pytest.mark.parametrize("is_even", [False, True])
@@ -186,35 +155,6 @@ def test_each_row_gets_its_result_in_order() -> None:
         serving.result()
 
 
-def test_partitions_that_come_at_once_do_not_mix() -> None:
-    with LocalNode() as node:
-        serving = serve(node, lambda rows: [(len(set(map(type, rows))), row) for row in rows])
-        asking = [
-            Running(lambda n=n: infer(node, f"{n}.x", [n * 1000 + i for i in range(100)]))  # type: ignore[misc]
-            for n in range(4)
-        ]
-        for number, each in enumerate(asking):
-            assert each.result() == [(1, number * 1000 + i) for i in range(100)]
-        node.end_feed()
-        serving.result()
-
-
-def test_rows_of_several_kinds_get_their_results() -> None:
-    with LocalNode() as node:
-        serving = serve(node, lambda rows: [str(row) for row in rows])
-        rows: list[Any] = [1, 2, 3, (1, "x"), None, "a", {"b": 2.5}]
-        assert list(InferRdd(order([node.target]))(iter(rows))) == [str(row) for row in rows]
-        node.end_feed()
-        serving.result()
-
-
-def test_empty_partition_has_no_results() -> None:
-    with LocalNode() as node:
-        assert infer(node, "0.a", []) == []
-        empty = iter([numbers(0, 0)])
-        assert list(exchange(order([node.target]), "0.b", node.target, empty)) == []
-
-
 def test_too_few_results_are_an_error_when_the_child_ends() -> None:
     with LocalNode() as node:
 
@@ -272,21 +212,6 @@ def test_too_many_results_are_an_error_and_the_node_lives_on() -> None:
         serving.result()
 
 
-def test_error_in_the_partition_is_raised_and_the_node_forgets_it() -> None:
-    with LocalNode() as node:
-        serving = serve(node, lambda rows: rows)
-
-        def rows() -> Iterator[int]:
-            yield from range(20)
-            raise ArithmeticError("from the user's own code")
-
-        with pytest.raises(ArithmeticError, match="user's own code"):
-            infer(node, "0.a", rows())
-        assert infer(node, "0.b", [1, 2]) == [1, 2]
-        node.end_feed()
-        serving.result()
-
-
 def test_whoever_stops_asking_does_not_leave_the_node_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -313,13 +238,5 @@ def test_whoever_stops_asking_does_not_leave_the_node_waiting(
         assert is_forgotten.wait(SOON_S), "the node still waits for the partition"
         is_over.set()
         assert infer(node, "0.b", [1, 2]) == [1, 2]
-        node.end_feed()
-        serving.result()
-
-
-def test_inference_through_a_small_budget() -> None:
-    with LocalNode(limit_nbytes=2_000) as node:
-        serving = serve(node, lambda rows: [row + 1 for row in rows], batch_size=64)
-        assert infer(node, "0.a", list(range(1000))) == list(range(1, 1001))
         node.end_feed()
         serving.result()

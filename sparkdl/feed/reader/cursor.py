@@ -96,7 +96,7 @@ class _Place:
 
     items: int = 0
     rows: int = 0
-    counts: Given = Given()
+    counts: Given = field(default_factory=Given)
 
 
 @dataclass
@@ -212,9 +212,8 @@ class ReaderCursor:
         is_read = self.has_ended and self.next_item is None
         if self.mark is not None or (self.now.items and not is_read):
             return []
-        later = [
-            n for n, each in self._epochs.items() if n > self.epoch and (each.items or each.mark)
-        ]
+        here = [number for number, each in self._epochs.items() if each.items or each.mark]
+        later = [number for number in here if number > self.epoch]
         if self.has_ended and later:
             return self.enter(min(later))
         if self._start > self.epoch:

@@ -15,7 +15,7 @@ from sparkdl.control.channel import Consumed, Reclaim
 from sparkdl.core.errors import ConfigError, EndOfFeedError
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.cursor import HEAD_STEPS
-from tests.doubles.feeds import FEED, Arrivals, Running, numbers
+from tests.doubles.feeds import FEED, Arrivals, Running
 
 
 def values(batches: Iterator[Any] | EpochBatches) -> list[list[int]]:
@@ -24,15 +24,6 @@ def values(batches: Iterator[Any] | EpochBatches) -> list[list[int]]:
 
 def flat(batches: Iterator[Any] | EpochBatches) -> list[int]:
     return [value for batch in values(batches) for value in batch]
-
-
-def test_epoch_without_rows_has_no_batches() -> None:
-    with Arrivals() as it:
-        it.end_epoch(0, {0: 0})
-        assert values(EpochBatches(it.reader, 4)) == []
-        it.rows(2, epoch=1)
-        it.end_epoch(1)
-        assert values(EpochBatches(it.reader, 4)) == [[0, 1]]
 
 
 def test_superseded_iterator_gets_nothing_more_even_of_a_segment_it_has_begun() -> None:
@@ -152,13 +143,6 @@ def test_all_nodes_take_the_steps_of_the_one_with_the_most_rows(mine: int, steps
         assert [v for batch in batches[:own] for v in batch] == list(range(mine))
         assert batches[own:] == [batches[own - 1][:1]] * (steps - own)
         assert it.consumed == (mine, 1)
-
-
-def test_uneven_epoch_is_not_padded_unless_asked() -> None:
-    with Arrivals() as it:
-        it.rows(1)
-        it.end_epoch(0, {0: 10, 1: 1})
-        assert values(EpochBatches(it.reader, 2)) == [[0]]
 
 
 def test_node_without_a_row_cannot_take_part_in_a_step() -> None:
@@ -301,19 +285,6 @@ def test_loops_of_so_many_steps_go_on_behind_each_other_over_the_ends_of_epochs(
             flat(batches)
 
 
-def test_as_many_steps_as_the_epoch_has_batches_are_an_epoch() -> None:
-    with Arrivals() as it:
-        it.rows(8)
-        for epoch in range(4):
-            it.end_epoch(epoch, again=epoch < 3)
-        it.end()
-        batches = EpochBatches(it.reader, 2, steps=4, shuffle=True, seed=5)
-        for epoch in range(4):
-            assert sorted(flat(batches)) == list(range(8))
-            assert it.consumed == (8 * (epoch + 1), epoch + 1), "reported when the loop ends"
-        assert not it.reader.has_epoch()
-
-
 @pytest.mark.parametrize("taken", [1, 3, HEAD_STEPS, HEAD_STEPS + 2])
 def test_loop_of_so_many_steps_that_was_only_looked_at_begins_again(taken: int) -> None:
     with Arrivals() as it:
@@ -351,42 +322,6 @@ def test_loop_that_waits_in_a_thread_hands_its_batch_to_the_one_that_follows(rea
         assert waiting.result() == []
         assert following.result() == [[row] for row in range(6)]
         assert flat(batches) == list(range(6, 12))
-
-
-def test_steps_are_at_least_one() -> None:
-    with Arrivals() as it, pytest.raises(ConfigError, match="steps=0 must be at least 1"):
-        EpochBatches(it.reader, 1, steps=0)
-
-
-def test_nodes_in_step_take_loops_of_equally_many_steps() -> None:
-    with Arrivals() as it:
-        it.rows(5)
-        it.end_epoch(0, {0: 9, 1: 5})
-        it.rows(4, epoch=1)
-        it.end_epoch(1, {0: 4, 1: 4})
-        it.end()
-        batches = EpochBatches(it.reader, 2, is_even=True, steps=4)
-        assert [len(values(batches)) for _ in range(2)] == [4, 3], "5 + 2 steps of the other node"
-
-
-def test_selected_columns_are_the_only_ones_converted() -> None:
-    with Arrivals() as it:
-        it.batch(pa.record_batch({"a": [1, 2], "s": [{"f": 1}, {"f": 2}], "b": ["x", "y"]}))
-        it.end_epoch(0)
-        (batch,) = EpochBatches(it.reader, 4, columns=("b", "a"))
-        assert list(batch) == ["b", "a"]
-        assert batch["a"].tolist() == [1, 2]
-        assert batch["b"].tolist() == ["x", "y"]
-
-
-def test_batch_within_one_segment_is_a_view() -> None:
-    with Arrivals() as it:
-        it.batch(numbers(0, 100))
-        it.end_epoch(0)
-        first, second = EpochBatches(it.reader, 50)
-        assert not first["x"].flags.owndata
-        assert first["x"].base is not None
-        assert second["x"].tolist() == list(range(50, 100))
 
 
 @pytest.mark.parametrize(

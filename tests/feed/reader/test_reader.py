@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.channel import EndMark, Reclaim, Release, Reopened, Terminated
+from sparkdl.control.channel import Reclaim, Release, Reopened, Terminated
 from sparkdl.control.messages import EpochEnd, FeedBegin
-from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTimeoutError
+from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader
 from tests.doubles.feeds import FEED, SOON_S, Arrivals, NoticingCondition, Running, item, numbers
@@ -28,22 +28,6 @@ def test_take_waits_for_the_next_segment() -> None:
         assert first_row(taking.result()) == 0
 
 
-def test_superseded_owner_that_waits_is_woken() -> None:
-    with Arrivals() as it:
-        owner = it.reader.claim()
-        taking = Running(lambda: it.reader.take(owner))
-        it.reader.claim()
-        assert taking.result() is None
-
-
-def test_mark_is_taken_again_until_the_epoch_is_finished() -> None:
-    with Arrivals() as it:
-        it.end_epoch(0)
-        owner = it.reader.claim()
-        for _ in range(2):
-            assert isinstance(it.reader.take(owner), EpochEnd)
-
-
 def test_segments_that_overtake_an_epochs_end_stay_out_of_it() -> None:
     with Arrivals() as it:
         it.rows(1, epoch=0)
@@ -56,16 +40,6 @@ def test_segments_that_overtake_an_epochs_end_stay_out_of_it() -> None:
         assert isinstance(taking.result(), EpochEnd)
         it.reader.finish_epoch(owner)
         assert [first_row(it.reader.take(owner)) for _ in range(2)] == [1, 2]
-
-
-def test_end_of_the_feed_makes_everything_due() -> None:
-    with Arrivals() as it:
-        it.rows(1, epoch=1)
-        it.end()
-        owner = it.reader.claim()
-        assert first_row(it.reader.take(owner)) == 0
-        for _ in range(2):
-            assert isinstance(it.reader.take(owner), EndMark)
 
 
 # pressure
@@ -119,20 +93,6 @@ def test_what_was_taken_is_released_when_user_code_waits_under_pressure() -> Non
         assert it.released == 2
         it.rows(1)
         assert first_row(taking.result()) == 2
-
-
-def test_batch_stays_valid_after_its_segment_was_released() -> None:
-    with Arrivals() as it:
-        it.rows(5)
-        owner = it.reader.claim()
-        taken = it.reader.take(owner)
-        assert isinstance(taken, Item)
-        batch = taken.batch()
-        it.end_epoch(0)
-        it.reader.take(owner)
-        it.reader.finish_epoch(owner)
-        assert it.released == 1
-        assert batch.column(0).to_pylist() == list(range(5))
 
 
 # inference
@@ -190,11 +150,6 @@ def test_peek_waits_for_the_first_segment_and_leaves_it() -> None:
 # ends
 
 
-def test_wait_ends_with_an_error_when_no_row_comes() -> None:
-    with Arrivals(timeout_s=0.01) as it, pytest.raises(FeedTimeoutError, match="'input'"):
-        it.reader.take(it.reader.claim())
-
-
 def test_wait_ends_with_an_error_when_the_agent_is_gone() -> None:
     with Arrivals() as it:
         owner = it.reader.claim()
@@ -203,13 +158,6 @@ def test_wait_ends_with_an_error_when_the_agent_is_gone() -> None:
         for wait in (taking.result, it.reader.peek_batch):
             with pytest.raises(FeedClosedError, match="agent of this node is gone"):
                 wait()
-
-
-def test_what_is_here_can_be_read_after_the_agent_is_gone() -> None:
-    with Arrivals() as it:
-        it.rows(1)
-        it.reader.lose()
-        assert first_row(it.reader.take(it.reader.claim())) == 0
 
 
 def test_terminated_reader_drops_everything_and_tells_the_agent_once() -> None:

@@ -98,14 +98,6 @@ def test_what_a_checkpoint_covers_before_it_is_released_is_not_kept_at_all() -> 
         assert it.found() == [(0, 10, 10)]
 
 
-def test_what_was_read_holds_no_descriptors_that_are_wanted() -> None:
-    with node(limit_segments=2) as it:
-        for start in range(6):
-            assert it.bring(0, start, start + 1) is STORED
-            it.store.log(FEED).release([start])
-        assert it.budget.num_segments == 2
-
-
 @pytest.mark.parametrize("by", ["another job", "terminate", "exchange", "files"])
 def test_rows_that_nobody_wants_again_are_not_found_again(by: str) -> None:
     with node() as it:

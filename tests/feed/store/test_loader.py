@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.control.channel import Reclaim, Reopened, Terminated
 from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import FeedBegin, FeedCut, ReadShare
 from sparkdl.control.rows import Share
@@ -109,17 +108,3 @@ def test_rows_of_an_old_reading_do_not_reach_the_next_child(folder: Path) -> Non
             pass  # what the child had been sent before
         assert first == ROWS // 2
         assert all(not c.problem for each in node.told[told:] for c in each.counts)
-
-
-def test_plea_for_room_that_terminate_has_overtaken_is_forgotten() -> None:
-    """The child would release what the agent believes to be there for the next epoch to read."""
-    with LocalNode() as node:
-
-        def press_and_terminate() -> None:
-            node.feeds.store.log(FEED)
-            node.feeds.store._press()  # as a feeder's thread does that waits for room
-            node.feeds.on_child_message(Terminated(FEED), -1)
-
-        node.call(press_and_terminate)
-        node.call(lambda: None)
-        assert [m for m in node.sent if isinstance(m, Reclaim | Reopened)] == [Reopened(FEED, 1)]

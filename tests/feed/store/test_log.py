@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,10 +22,8 @@ from sparkdl.feed.store.segment import (
     StoredSegment,
     read_segment,
     segment_nbytes,
-    write_segment,
 )
 from tests.doubles.feeds import SOON_S, Running, noting, numbers
-from tests.doubles.limits import no_descriptors_left
 
 BATCH = numbers(0, 100)
 STORED = Appended.STORED
@@ -162,31 +160,6 @@ def test_epoch_is_whole_until_something_had_to_go() -> None:
         assert it.log.cut(2) == EpochCount(2, 100, is_whole=True)
 
 
-def test_epoch_that_was_counted_takes_no_more_rows() -> None:
-    with open_log(NBYTES) as it:
-        assert it.append() is STORED
-        waiting = Running(it.append)
-        it.pressed.wait()
-        assert it.log.cut(0).rows == 100
-        assert waiting.result() is Appended.CLOSED
-        assert it.append() is Appended.CLOSED
-        assert it.log.cut(0).rows == 100
-        it.log.release([0])
-        assert it.append(place=AppendRequest(1)) is STORED
-        assert it.log.rows_of(1) == 100
-
-
-def test_feeding_that_was_ended_takes_no_more_rows_and_the_next_one_does() -> None:
-    with open_log(9 * NBYTES) as it:
-        it.log.expect(last_epoch=4)
-        assert it.append() is STORED
-        it.log.close_call()
-        assert it.budget.used_nbytes == 0
-        assert it.append(place=AppendRequest(4)) is Appended.CLOSED
-        assert it.append(place=AppendRequest(5)) is STORED
-        assert not it.log.is_closed
-
-
 def test_disk_that_is_full_before_its_time_counts_as_full(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     with open_log(NBYTES, disk_nbytes=9 * NBYTES, folder=gone) as it:
@@ -194,36 +167,6 @@ def test_disk_that_is_full_before_its_time_counts_as_full(tmp_path: Path) -> Non
         assert it.append(place=KEPT) is Appended.FULL  # writing fails
         assert it.budget.disk_nbytes == it.budget.used_disk_nbytes == 0
         assert it.budget.num_segments == 1
-
-
-# descriptors
-
-
-@pytest.mark.parametrize("left", [0, 1, 2])
-def test_want_of_descriptors_leaves_nothing_behind(left: int) -> None:
-    """A segment takes up to three: its file, a way to write it, a copy for the child."""
-    with open_log(1 << 30) as it:
-        with no_descriptors_left(left), suppress(OSError):
-            it.append(timeout_s=0.01)
-        here = int(left == 2)
-        assert it.log.rows_received == BATCH.num_rows * here
-        assert it.budget.used_nbytes == NBYTES * here
-        assert it.append() is STORED
-        assert [segment.number for segment in it.segments] == list(range(1 + here))
-
-
-# closing
-
-
-def test_close_wakes_waiting_appends() -> None:
-    with open_log(NBYTES) as it:
-        assert it.append() is STORED
-        waiting = [Running(it.append) for _ in range(2)]
-        it.pressed.wait()
-        it.pressed.wait()
-        it.log.close()
-        assert [append.result() for append in waiting] == [Appended.CLOSED] * 2
-        assert it.budget.used_nbytes == 0
 
 
 # segments
@@ -240,26 +183,6 @@ def test_segments_are_anonymous_and_their_descriptors_go() -> None:
         it.log.release([0, 1])
         assert len(descriptors() - before) == 3
     assert descriptors() == before
-
-
-def test_segment_comes_back_as_it_was() -> None:
-    batch = pa.record_batch({"a": [1, None], "b": ["x", "y"]})
-    batch = batch.replace_schema_metadata({"k": "v"})
-    fd, nbytes = write_segment(batch)
-    try:
-        again = read_segment(fd)
-        assert os.fstat(fd).st_size == nbytes
-    finally:
-        os.close(fd)
-    assert again.equals(batch, check_metadata=True)
-
-
-def test_exchange_rows_are_not_counted_as_received() -> None:
-    with open_log(1 << 30) as it:
-        assert it.append(place=AppendRequest(exchange="0.a")) is STORED
-        assert it.log.rows_received == 0
-        assert it.append() is STORED
-        assert it.log.rows_received == 100
 
 
 # rows that were read, by segment, become rows by partition until a checkpoint covers them

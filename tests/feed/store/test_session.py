@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import InferenceError
 from sparkdl.feed.store.session import Exchange, Session
-from tests.doubles.feeds import SOON_S, NoticingCondition, Running
+from tests.doubles.feeds import SOON_S, Running
 
 
 @given(st.lists(st.tuples(st.sampled_from(["send", "answer", "wait"]), st.integers(1, 5))))
@@ -34,16 +33,6 @@ def test_session_knows_what_is_owed_and_since_when(steps: list[tuple[str, int]])
     assert session.is_over == (not owed)
 
 
-def test_results_that_come_before_the_input_is_complete_are_given_at_once() -> None:
-    exchange = Exchange("0.a")
-    exchange.expect(1)
-    exchange.add(b"early", 1)
-    results = exchange.results(SOON_S)
-    assert next(results) == b"early"
-    exchange.finish_input()
-    assert list(results) == []
-
-
 def test_failure_ends_the_wait() -> None:
     exchange = Exchange("0.a")
     exchange.expect(1)
@@ -63,15 +52,6 @@ def test_failure_ends_the_wait() -> None:
     assert raised == ["the child has died"]
 
 
-def test_failure_after_the_last_result_does_not_matter() -> None:
-    exchange = Exchange("0.a")
-    exchange.expect(1)
-    exchange.finish_input()
-    exchange.add(b"x", 1)
-    exchange.fail("map_fun has returned")
-    assert list(exchange.results(SOON_S)) == [b"x"]
-
-
 def test_time_until_more_rows_come_does_not_count() -> None:
     now_s = 0.0
     exchange = Exchange("0.a", lambda: now_s)
@@ -86,13 +66,3 @@ def test_time_until_more_rows_come_does_not_count() -> None:
     assert waiting.result() == b"second"
     exchange.finish_input()
     assert list(results) == []
-
-
-def test_rows_that_come_late_wake_who_waits_and_their_time_begins_then() -> None:
-    exchange = Exchange("0.a")
-    waits = exchange._changed = NoticingCondition()
-    waiting = Running(lambda: next(exchange.results(0.1)))
-    waits.wait_for_waiter()
-    exchange.expect(1)
-    with pytest.raises(InferenceError, match="0 of 1 rows"):
-        waiting.result()

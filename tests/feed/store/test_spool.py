@@ -9,18 +9,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sparkdl.control.messages import Lot
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.store.held import Appended, AppendRequest, Use
 from sparkdl.feed.store.segment import StoredSegment, read_segment, segment_nbytes
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from tests.doubles.feeds import FEED, SOON_S, Running, noting, numbers
-from tests.doubles.limits import no_descriptors_left
 
 BATCH = numbers(0, 100)
 STORED = Appended.STORED
@@ -102,24 +99,6 @@ def xs(segment: StoredSegment) -> list[int]:
 # windows
 
 
-def test_window_of_the_own_spool_is_the_same_file_and_takes_its_share_of_the_bytes() -> None:
-    with node() as it:
-        it.bring(part=3, start=50)
-        assert it.lots == [Lot(0, 3, 50, 0, 100, NBYTES)]
-        it.store.grant(FEED, 0, 10, 30)
-        (window,) = it.segments
-        assert xs(window) == list(range(3 * APART + 60, 3 * APART + 90))
-        assert (window.spans, window.run) == (((3, 60, 90),), "run")
-        assert it.used == (NBYTES, 0, 2)
-        it.store.log(FEED).release([0])
-        assert it.used == (NBYTES - NBYTES * 40 // 100 + NBYTES * 10 // 100, 0, 1)
-        it.store.grant(FEED, 0, 0, 10)
-        it.store.grant(FEED, 0, 40, 60)
-        assert it.store.log(FEED).rows_received == 100
-        it.store.log(FEED).release([1, 2])
-        assert it.used == (0, 0, 0)
-
-
 def test_rows_that_are_apart_in_their_partition_are_lots_of_one_segment() -> None:
     with node() as it:
         request = AppendRequest(spans=((3, 0, 40), (3, 70, 130)), run="run")
@@ -132,23 +111,6 @@ def test_rows_that_are_apart_in_their_partition_are_lots_of_one_segment() -> Non
         assert it.segments[0].spans == ((3, 30, 40), (3, 70, 80))
 
 
-def test_rows_for_another_node_are_freed_once_they_are_sent() -> None:
-    with node() as it:
-        it.bring()
-        spool = it.store.spool(FEED)
-        assert spool.read(0, 20, 30).column("x").to_pylist() == list(range(20, 50))
-        spool.read(0, 20, 30)  # a call that broke comes again
-        spool.free(0, 20, 30)
-        spool.free(0, 20, 30)
-        with pytest.raises(FeedClosedError, match="rows 20 to 50 of segment 0"):
-            spool.read(0, 20, 30)
-        with pytest.raises(FeedClosedError, match="rows 49 to 51"):
-            it.store.grant(FEED, 0, 49, 2)
-        spool.free(0, 0, 100)
-        spool.free(0, 0, 100)
-        assert it.used == (0, 0, 0)
-
-
 def test_rows_that_a_child_was_to_have_when_it_died_are_the_next_ones() -> None:
     with node(keeps=True) as it:
         it.bring()
@@ -157,28 +119,6 @@ def test_rows_that_a_child_was_to_have_when_it_died_are_the_next_ones() -> None:
         it.store.reopen(1)
         found = sorted((lot.start, lot.rows) for lot in it.store.recall(FEED, 0, "run"))
         assert found == [(0, 60), (60, 40)]
-
-
-def test_want_of_descriptors_takes_nothing_out_of_the_spool() -> None:
-    with node() as it:
-        it.bring()
-        with no_descriptors_left(), pytest.raises(OSError, match="Too many open files"):
-            it.store.grant(FEED, 0, 0, 50)
-        it.store.grant(FEED, 0, 0, 100)
-        assert it.used == (NBYTES, 0, 1)
-
-
-# who may still spool
-
-
-def test_feeder_of_another_generation_is_refused() -> None:
-    with node() as it:
-        old = it.store.spool(FEED, 0)
-        it.store.reopen(1)
-        assert (old.is_closed, it.store.spool(FEED, 0).is_closed) == (True, True)
-        assert not it.store.spool(FEED, 1).is_closed
-        it.store.shut_down("over")
-        assert it.store.spool(FEED, 1).is_closed
 
 
 # room
@@ -211,17 +151,6 @@ def test_spooled_rows_move_to_a_full_log_without_waiting() -> None:
         it.store.grant(FEED, 0, 0, 100)
         assert it.used == (2 * NBYTES, 0, 2)
         assert it.bring() is STORED, "the first in the spool"
-
-
-def test_rows_that_are_read_again_go_to_disk_once_memory_is_full(tmp_path: Path) -> None:
-    it = Node(StoreLimits(2 * NBYTES, 9 * NBYTES, tmp_path))
-    assert [it.bring(keep=True), it.bring(keep=True)] == [STORED, Appended.FULL]
-    assert it.append() is STORED
-    assert it.used == (2 * NBYTES, 0, 2), "the spool alone was full: its rows will be assigned"
-    assert it.bring(keep=True) is STORED
-    assert it.used[:2] == (2 * NBYTES, NBYTES)
-    it.store.shut_down("over")
-    assert it.used == (0, 0, 0)
 
 
 # restarts
@@ -269,15 +198,6 @@ def test_rows_that_come_again_are_retained_until_none_do() -> None:
         it.store.grant(FEED, lot.number, 60, 40)
         log.release([2])
         assert it.used == (0, 0, 0)
-
-
-def test_retained_rows_make_room_for_what_is_wanted() -> None:
-    with node(2 * NBYTES, keeps=True) as it:
-        it.bring()
-        it.store.close("the child has died")
-        it.store.reopen(1)
-        assert [it.append(), it.append()] == [STORED, STORED]
-        assert it.store.recall(FEED, 0, "run") == []
 
 
 # any sequence

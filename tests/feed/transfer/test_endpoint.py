@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import socket
-
 import pytest
 
 from sparkdl.control import messages as msg
-from sparkdl.control.channel import EndMark, Reclaim, Results, Segment, send
+from sparkdl.control.channel import EndMark, Reclaim
 from sparkdl.control.counts import FeedCount
 from sparkdl.control.rows import PartRows
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ReadError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.store.held import Appended, AppendRequest
-from sparkdl.feed.store.segment import segment_nbytes, write_segment
+from sparkdl.feed.store.segment import segment_nbytes
 from sparkdl.feed.transfer import endpoint
-from sparkdl.node.link import AgentLink
 from tests.doubles.feeds import (
     FEED,
     SOON_S,
@@ -27,7 +22,6 @@ from tests.doubles.feeds import (
     numbers,
     values,
 )
-from tests.doubles.limits import no_descriptors_left
 
 BATCH = numbers(0, 100)
 
@@ -85,15 +79,6 @@ def test_rows_and_marks_reach_the_child_in_order() -> None:
         reader.finish_epoch(owner)
         assert isinstance(reader.take(owner), Item)
         assert reader.take(owner) == EndMark(FEED)
-
-
-def test_end_of_named_feeds_ends_them_alone() -> None:
-    with LocalNode() as node:
-        node.call(lambda: node.feeds.on_driver_message(msg.FeedEnd(("a",))))
-        append(node, feed="b")
-        for feed, expected in (("a", EndMark), ("b", Item)):
-            reader = node.reader(feed)
-            assert isinstance(reader.take(reader.claim()), expected)
 
 
 def test_child_that_wants_no_more_ends_the_feeding_and_the_next_one_is_taken() -> None:
@@ -173,71 +158,7 @@ def test_feeder_that_waits_at_the_end_of_an_epoch_is_not_forgotten_in_the_next()
         assert fourth.result()
 
 
-def test_new_child_is_asked_for_room_as_the_old_one_was() -> None:
-    with LocalNode(limit_nbytes=NBYTES) as node:
-        append(node)
-        waiting = Running(lambda: append(node))
-        node.wait_sent(lambda sent: Reclaim(FEED) in sent)
-        node.call(lambda: node.feeds.close("the child has died"))
-        assert not waiting.result()
-        node.call(lambda: node.feeds.reopen(1))
-        assert append(node)
-        waiting = Running(lambda: append(node))
-        node.wait_sent(lambda sent: sent.count(Reclaim(FEED)) == 2)
-        node.call(lambda: node.feeds.close("over"))
-        assert not waiting.result()
-
-
-def test_reopened_feeds_begin_at_zero() -> None:
-    with LocalNode() as node:
-        append(node)
-        node.call(lambda: node.feeds.close("the child has died"))
-        node.call(lambda: node.feeds.reopen(1))
-        append(node)
-        node.wait_told(lambda all_told: told(all_told) == (100, 0, 0, False))
-
-
 # the ends
-
-
-def test_results_for_a_partition_that_nobody_waits_for_are_dropped() -> None:
-    before = set(os.listdir("/dev/fd"))
-    with LocalNode() as node:
-        fd, _ = write_segment(BATCH)
-        node.link.send(Results("0.gone", 100), fd)
-        os.close(fd)
-        append(node)
-        values_read = Running(lambda: next(iter(EpochBatches(node.reader(), 1))))
-        values_read.result()
-        node.wait_told(lambda all_told: told(all_told) == (100, 1, 0, False))
-    assert {fd for fd in set(os.listdir("/dev/fd")) - before if is_memory(fd)} == set()
-
-
-def test_results_that_are_lost_for_want_of_a_descriptor_fail_their_partition() -> None:
-    with LocalNode() as node:
-        exchange = node.feeds.store.open_exchange("0.a")
-        node.call(lambda: node.feeds.on_child_message(Results("0.a", 1), -1))
-        assert exchange.failure.startswith("results are lost: no file descriptors are left")
-
-
-def test_rows_that_a_child_has_no_descriptor_for_are_an_error_of_its_user() -> None:
-    agent, child = socket.socketpair()
-    with agent:
-        link = AgentLink(child)
-        fd, nbytes = write_segment(BATCH)
-        with no_descriptors_left():
-            send(agent, Segment(FEED, 0, 0, BATCH.num_rows, nbytes), fd)
-            with pytest.raises(ReadError, match="rows are lost: no file descriptors are left"):
-                values(link.feeds.reader(FEED))
-        os.close(fd)
-        link.close()
-
-
-def is_memory(fd: str) -> bool:
-    try:
-        return "sparkdl" in os.readlink(f"/dev/fd/{fd}")
-    except OSError:
-        return False
 
 
 def test_rows_that_were_used_are_told_by_partition() -> None:

@@ -113,12 +113,6 @@ def test_small_batches_are_joined_and_large_ones_halved() -> None:
         assert max(sizes) <= feeder.MAX_PIECE_NBYTES
 
 
-def test_partition_without_rows_reaches_nobody() -> None:
-    nowhere = Target(0, "worker:0", "grpc://127.0.0.1:1")
-    for source in ([], [numbers(0, 0)]):
-        assert Feeder(order([nowhere]), 0).feed(iter(source)) == FedPartition(0, 0, 0, 0)
-
-
 def test_rows_that_a_checkpoint_covers_are_not_fed_again() -> None:
     with SpoolServer() as node:
         done = {4: ((0, 150), (420, 440), (990, 1001)), 5: ((0, 7),)}
@@ -205,29 +199,6 @@ def test_agent_that_stays_full_is_named_when_time_is_up() -> None:
             feed.feed(batches(1000, 100))
 
 
-def test_agent_that_stores_a_row_now_and_then_is_not_late() -> None:
-    script = itertools.cycle(["give back", "give back", "store"])
-    with SpoolServer(answer=lambda _: next(script), full_s=0.2) as node:  # type: ignore[arg-type]
-        assert Feeder(order([node.target], timeout_s=1.5), 0).feed(batches(500, 100)).rows == 500
-
-
-def test_source_may_be_slower_than_the_feed_timeout() -> None:
-    pause = threading.Event()
-    with SpoolServer() as node:
-        source = then(batches(30, 10), 2, lambda: pause.wait(0.4))
-        assert Feeder(order([node.target], timeout_s=0.3), 0).feed(source).rows == 30
-
-
-def test_cancelled_feeder_does_not_wait_for_a_full_agent() -> None:
-    with SpoolServer(answer=lambda _: "give back") as node:
-        feed = Feeder(order([node.target]), 0)
-        feeding = Running(lambda: feed.feed(batches(1000, 100)))
-        node.wait_seen(2)
-        feed.cancel()
-        with pytest.raises(FeederError, match="it was cancelled"):
-            feeding.result()
-
-
 # broken connections
 
 
@@ -238,16 +209,6 @@ def test_agent_that_cannot_be_reached_is_named_with_what_to_set() -> None:
         with pytest.raises(FeederError, match=r"worker:0: .*connect.* set SPARKDL_NODE_HOST"):
             feed.feed(batches(10, 10))
         assert feed.unreachable == proxy.target
-
-
-def test_wrong_token_is_said_to_be_wrong() -> None:
-    with SpoolServer() as node:
-        wrong = replace(order([node.target]), token="another token")
-        feed = Feeder(wrong, 0)
-        with pytest.raises(FeederError, match=r"worker:0: .*wrong or missing token"):
-            feed.feed(batches(10, 10))
-        assert feed.unreachable is None
-        assert "another token" not in repr(wrong)
 
 
 @pytest.mark.parametrize("at", [0, 1, 5])
@@ -282,13 +243,6 @@ def test_agent_that_dies_is_named(state: str) -> None:
         assert feed.unreachable == link.target
 
 
-def test_agent_that_does_not_answer_the_call_is_named() -> None:
-    with SpoolServer(opening="say nothing") as node:
-        feed = Feeder(order([node.target], timeout_s=0.2), 0)
-        with pytest.raises(FeederError, match=r"worker:0 did not answer for 0\.2 s"):
-            feed.feed(batches(10, 10))
-
-
 @pytest.mark.parametrize(
     ("then_it", "says"),
     [
@@ -313,19 +267,6 @@ def test_feeder_ends_whose_connection_takes_no_bytes(
         with pytest.raises((FeederError, FeedTimeoutError), match=says):
             feeding.result()
         assert feed.unreachable == (link.target if then_it == "is cut" else None)
-
-
-def test_error_in_the_partition_is_raised_and_leaves_no_connection() -> None:
-    with SpoolServer() as node:
-
-        def fail() -> None:
-            raise ArithmeticError("from the user's own code")
-
-        before = set(threading.enumerate())
-        with pytest.raises(ArithmeticError, match="user's own code"):
-            Feeder(order([node.target]), 0).feed(then(batches(100, 10), 5, fail))
-        for thread in set(threading.enumerate()) - before:
-            assert not thread.name.startswith("sparkdl-acks")
 
 
 # at least once

@@ -163,17 +163,6 @@ def test_more_rows_than_there_is_memory_for_come_as_they_are_read() -> None:
         assert reading.result() == list(range(2000))
 
 
-def test_rows_for_a_child_that_has_returned_are_fetched_and_forgotten() -> None:
-    with holder_and_fetcher() as (holder, node):
-        spool(holder, 0)
-        node.call(lambda: node.feeds.close("map_fun has returned"))
-        assign(node, holder.uri, grant())
-        node.end_epoch(0, {})
-        node.wait_sent(lambda sent: EpochEnd(FEED, 0, {}) in sent)
-        assert until(lambda: not holder.feeds.store.budget.used_nbytes)
-        assert node.rows_received == 0
-
-
 def test_next_child_is_fetched_nothing_for_that_was_meant_for_the_last() -> None:
     with holder_and_fetcher() as (holder, node), NodeProxy(holder.target) as proxy:
         spool(holder, 0)
@@ -184,18 +173,6 @@ def test_next_child_is_fetched_nothing_for_that_was_meant_for_the_last() -> None
         node.call(lambda: node.feeds.reopen(1))
         node.call(lambda: None)
         assert EpochEnd(FEED, 0, {1: 100}) not in node.sent
-
-
-def test_wait_for_a_row_is_told_and_over_with_the_next_segment() -> None:
-    with LocalNode() as node:
-        node.driver = None
-        reading = Running(lambda: values(node.reader()))
-        node.wait_told(lambda _: last_count(node).waits)
-        spool(node, 0)
-        assign(node, "", grant())
-        node.wait_told(lambda _: last_count(node).waits and last_count(node).rows_received == 100)
-        node.end_epoch(0, {0: 100})
-        assert reading.result() == list(range(100))
 
 
 def test_rows_of_an_earlier_child_are_told_before_the_epoch_begins() -> None:

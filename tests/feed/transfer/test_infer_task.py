@@ -138,27 +138,6 @@ def test_nodes_that_have_gone_are_no_riddle_the_coordinator_tells_the_cause() ->
         act()
 
 
-def test_long_reason_is_cut_in_its_middle_to_what_travels() -> None:
-    text = f"{Code.CLUSTER_FAILED} worker:0 raised\n" + "é\n" * 100_000 + "ValueError: at the end"
-    with LocalNode() as node:
-        node.call(lambda: node.feeds.close(text))
-        with pytest.raises(
-            FeederError, match=r"(?sm)worker:0 raised.*\n…\n.*ValueError: at the end$"
-        ):
-            infer(node)
-
-
-def test_exchange_that_fails_leaves_nothing_of_arrows_on_the_error_stream(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    with LocalNode(0) as closed:
-        closed.call(lambda: closed.feeds.close("map_fun has ended"))
-        for _ in range(5):
-            with pytest.raises(FeederError, match="map_fun has ended"):
-                infer(closed)
-    assert capfd.readouterr().err == ""
-
-
 def test_node_on_its_way_to_another_round_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalNode() as node:
         is_refused, store = threading.Event(), node.feeds.store

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -15,7 +12,7 @@ from sparkdl.control.descriptors import FdSender
 from sparkdl.control.tls import Tls, Trust, new_tls
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import FeederError, FeedSpec
-from tests.doubles.feeds import SOON_S, LocalNode, NodeProxy, numbers, order
+from tests.doubles.feeds import NodeProxy, numbers, order
 from tests.doubles.spools import SpoolServer
 
 ROWS = list(range(1000))
@@ -54,13 +51,6 @@ def test_rows_and_token_cross_in_the_clear_only_without_tls(is_encrypted: bool, 
         assert [secret in network.passed for secret in secrets] == [not is_encrypted] * 2
 
 
-def test_descriptors_are_handed_over_beside_tls(ours: Tls) -> None:
-    with SpoolServer(tls=ours) as node, NodeProxy(node.target, records=True) as network:
-        Feeder(told(order([network.target]), ours.trust), 0).feed(batches())
-        assert node.values == ROWS
-        assert len(network.passed) < 8 * 8 * len(ROWS), "the rows went another way"
-
-
 @pytest.mark.usefixtures("_far")
 @pytest.mark.parametrize(
     ("server", "client", "reason"),
@@ -90,17 +80,3 @@ def test_who_is_not_believed_gets_no_row_and_is_told_soon(
         assert node.seen == []
         Feeder(told(order([node.target]), known[server]), 0).feed(batches())
         assert node.values == ROWS, "and nobody else is disturbed"
-
-
-def test_peer_that_does_not_shake_hands_does_not_hold_up_the_end(ours: Tls) -> None:
-    with ExitStack() as stack:
-        with LocalNode(tls=ours) as node:
-            address = urlsplit(node.uri)
-            peer = socket.create_connection((address.hostname, address.port or 0))
-            stack.enter_context(closing(peer))
-            fed = Feeder(told(order([node.target]), ours.trust), 0).feed(batches())
-            assert fed.rows == len(ROWS)
-        peer.settimeout(SOON_S)
-        with suppress(ConnectionError):
-            while peer.recv(100):  # what gRPC says first
-                pass
