@@ -203,11 +203,7 @@ class _Passes:
         return of == self._of
 
     def begin(self, is_ahead: bool) -> Iterator[Step]:
-        """Begin an iteration; an earlier one is given nothing more.
-
-        Args:
-            is_ahead: what was read need not have been used.
-        """
+        """Begin an iteration; an earlier one is given nothing more."""
         # Without the lock: the earlier one may hold it while it waits for rows.
         self._current = token = object()
         return self._batches(token, is_ahead)
@@ -273,11 +269,7 @@ class _Passes:
 
 
 class _Epoch:
-    """One epoch of an iteration, for the owner of the reader.
-
-    Attributes:
-        continues: the next epoch belongs to the same iteration; known at the end.
-    """
+    """One epoch of an iteration, for the owner of the reader."""
 
     def __init__(self, of: EpochBatches, owner: int, is_continued: bool = False) -> None:
         self.continues = False

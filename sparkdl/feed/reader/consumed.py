@@ -156,11 +156,7 @@ class ConsumedRows:
         return self._floor
 
     def used(self) -> int:
-        """Return how many batches the training was given.
-
-        Raises:
-            ConfigError: if code that reads ahead of the training hides it.
-        """
+        """Return how many batches the training was given."""
         if self.ahead is None and self.count:
             raise ConfigError(
                 f"feed {self.feed!r} is read ahead of the training (by tf.data, or by workers "
@@ -170,11 +166,7 @@ class ConsumedRows:
         return self.count - (self.ahead or 0)
 
     def position(self, batches: int | None) -> EpochRows:
-        """Return the rows of the first `batches` batches, by epoch and segment.
-
-        Raises:
-            ConfigError: see `FeedReader.position`.
-        """
+        """Return the rows of the first `batches` batches, by epoch and segment."""
         if not self.is_wanted:
             raise ConfigError(
                 f"the used rows of feed {self.feed!r} are not tracked; launch with checkpoint_dir"

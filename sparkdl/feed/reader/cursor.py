@@ -121,15 +121,7 @@ class _Epoch:
 
 
 class ReaderCursor:
-    """The segments and marks of a feed that have arrived, and a position among them.
-
-    Attributes:
-        epoch: the number of the epoch that is read.
-        given: how far user code has been handed rows.
-        inference: segments of inference, which belong to no epoch.
-        has_ended: nothing more will arrive.
-        consumed: the rows of the batches given to user code.
-    """
+    """The segments and marks of a feed that have arrived, and a position among them."""
 
     def __init__(self, feed: str = "") -> None:
         self.epoch = 0

@@ -54,12 +54,7 @@ class FileOrder:
 
 
 class OwnFiles(threading.Thread):
-    """A data set that nodes share among themselves, and the reader to which its rows come.
-
-    Args:
-        report: takes what the reader tells of its progress.
-        memory_nbytes: how much may be here; batches and rows read ahead take fractions.
-    """
+    """A data set that nodes share among themselves, and the reader to which its rows come."""
 
     def __init__(
         self, feed: str, report: Callable[[Consumed], None], memory_nbytes: int = MEMORY_NBYTES

@@ -145,11 +145,7 @@ class Supply:
         return f"; fed was {others}{advice}" if others else ""
 
     def left_s(self, feed: str, since_s: float) -> float | None:
-        """Return how long to wait for a feed on; `None` for as long as it takes.
-
-        Args:
-            since_s: when the wait began.
-        """
+        """Return how long to wait for a feed on; `None` for as long as it takes."""
         if self._timeout_s is None or feed in self._begun:
             return None
         # User code that is busy with another feed is not waiting in vain.
@@ -227,12 +223,7 @@ class FeedReader:
     # What the receiving thread calls.
 
     def begin(self, watch: TrainingWatch, tracks: bool, is_resumed: bool) -> None:
-        """Let the reader know its world, before any row comes.
-
-        Args:
-            tracks: whether to note which rows user code is given, see `position`.
-            is_resumed: this world continues an earlier one.
-        """
+        """Let the reader know its world, before any row comes."""
         with self._changed:
             self.watch, self.is_resumed = watch, is_resumed
             self._cursor.consumed.is_wanted |= tracks
@@ -328,9 +319,6 @@ class FeedReader:
 
         Args:
             is_needed: user code cannot go on without it, to an epoch that has rows for this node.
-
-        Raises:
-            ConfigError: if it is needed, and the epoch has no row for this node.
         """
         cursor = self._cursor
         with self._changed:
@@ -368,10 +356,6 @@ class FeedReader:
         Args:
             begins: an iteration begins with the epoch. The first that finds none is empty, the
                 second raises, so that no loop repeats it for ever.
-
-        Raises:
-            EndOfFeedError: if an earlier iteration has found the feed's end already.
-            UnfedError: if the feed has ended and was never fed.
         """
         with self._changed:
             self._wait_row(lambda: owner != self._owner or self._is_due())
@@ -446,10 +430,6 @@ class FeedReader:
     def give(self, owner: int, rows: int, padded: int = 0, parts: list[Part] | None = None) -> bool:
         """Count a batch that is about to be handed to user code.
 
-        Args:
-            padded: rows that are given beyond these, again.
-            parts: where the rows come from.
-
         Returns:
             False once another owner has claimed: then nothing may be handed out.
         """
@@ -476,10 +456,6 @@ class FeedReader:
 
     def finish_epoch(self, owner: int, dropped: int = 0, parts: list[Part] | None = None) -> bool:
         """Move past the epoch's end: what no later epoch reads is released.
-
-        Args:
-            dropped: rows of the epoch that user code is not given.
-            parts: where they come from.
 
         Returns:
             False once another owner has claimed.

@@ -108,11 +108,7 @@ class Budget:
         return self._segments.total()
 
     def acquire(self, use: Use, feed: str, nbytes: int, may_spill: Callable[[], bool]) -> Room:
-        """Reserve room for a segment, if there is some.
-
-        Args:
-            may_spill: whether the segment may go to disk rather than wait for memory.
-        """
+        """Reserve room for a segment, if there is some."""
         with self.lock:
             room = self._room(use, feed, nbytes, may_spill)
             if room is not Room.FULL:
@@ -290,11 +286,7 @@ class HeldSegments(ABC):
         return self._store(nbytes, rows, request, write, deadline)
 
     def adopt(self, fd: int, rows: int, deadline: Deadline, request: AppendRequest) -> Appended:
-        """Take a segment of `rows` rows that is in memory; `fd` is closed.
-
-        Raises:
-            ProtocolError: if it is no segment of so many rows.
-        """
+        """Take a segment of `rows` rows that is in memory; `fd` is closed."""
 
         def write(folder: Path | None) -> int:
             check_segment(fd, rows)

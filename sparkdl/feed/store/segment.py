@@ -82,9 +82,6 @@ def write_segment(batch: pa.RecordBatch, folder: Path | None = None) -> tuple[in
         folder: on whose disk; in memory without it.
 
     The caller owns the descriptor.
-
-    Raises:
-        OSError: if there is no room.
     """
     fd = nameless_file(_NAME, folder)
     try:
@@ -100,11 +97,7 @@ def write_segment(batch: pa.RecordBatch, folder: Path | None = None) -> tuple[in
 
 
 def copy_segment(fd: int, folder: Path | None) -> int:
-    """Copy a segment to disk; return the descriptor of the copy, which the caller owns.
-
-    Raises:
-        OSError: if there is no room.
-    """
+    """Copy a segment to disk; return the descriptor of the copy, which the caller owns."""
     copy = nameless_file(_NAME, folder)
     try:
         start, nbytes = 0, os.fstat(fd).st_size
@@ -125,11 +118,7 @@ def read_segment(fd: int) -> pa.RecordBatch:
 
 
 def check_segment(fd: int, rows: int) -> None:
-    """Check that a descriptor from another process is a segment of so many rows.
-
-    Raises:
-        ProtocolError: if it is not.
-    """
+    """Check that a descriptor from another process is a segment of so many rows."""
     try:
         # Opening one end of a pipe would wait for a process at the other end.
         if not stat.S_ISREG(os.fstat(fd).st_mode):

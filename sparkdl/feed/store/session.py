@@ -62,9 +62,6 @@ class Exchange:
 
     The Flight thread that received the partition waits in `results`; the agent's loop adds what
     the child sends back.
-
-    Args:
-        clock: the monotonic clock; tests hand in their own.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -117,9 +114,6 @@ class Exchange:
         Args:
             timeout_s: how long rows that are here may wait for a result. The time until Spark
                 brings more rows does not count.
-
-        Raises:
-            InferenceError: if there are too many, or none came for `timeout_s`, or the child ended.
         """
         while True:
             with self._changed:

@@ -88,12 +88,7 @@ class Spool(HeldSegments):
             return window
 
     def read(self, number: int, skip: int, rows: int) -> pa.RecordBatch:
-        """Map rows [`skip`, `skip` + `rows`) of a segment, for another node; they stay here.
-
-        Raises:
-            FeedClosedError: if they are not here.
-            OSError: if there is no descriptor to map them.
-        """
+        """Map rows [`skip`, `skip` + `rows`) of a segment, for another node; they stay here."""
         with self._budget.lock:
             segment = self._find(number, skip, rows).segment
             # The mapping outlives the descriptor, so a `free` in between does no harm.
@@ -191,12 +186,7 @@ class Spool(HeldSegments):
 
 
 class ShareLoader(threading.Thread):
-    """Reads the files of a pass that the driver has ordered into the spool, as far as wanted.
-
-    Args:
-        memory_nbytes: of all feeds of the node.
-        on_problem: called on this thread with why not all rows can be read.
-    """
+    """Reads the files of a pass that the driver has ordered into the spool, as far as wanted."""
 
     def __init__(
         self, order: ReadShare, spool: Spool, memory_nbytes: int, on_problem: Callable[[str], None]
@@ -230,9 +220,6 @@ def read_within(
 
     Args:
         memory_nbytes: batches and rows read ahead take fractions.
-
-    Raises:
-        ReadError, ConfigError: see `read_share`.
     """
     # Imported here, because agents that read no files do not need it.
     from sparkdl.storage.parquet.read import BATCH_NBYTES, PREFETCH_NBYTES, read_share

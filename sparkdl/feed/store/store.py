@@ -18,14 +18,7 @@ from sparkdl.feed.store.spool import Spool
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """How much a node may hold, and where.
-
-    Attributes:
-        memory_nbytes: of all feeds together.
-        disk_nbytes: of rows to be read again by later epochs that do not fit into memory.
-        folder: on whose disk.
-        keeps: retain rows that a job has brought while there is room, for a restarted child.
-    """
+    """How much a node may hold, and where."""
 
     memory_nbytes: int
     disk_nbytes: int = 0
@@ -44,9 +37,6 @@ class NodeStore:
         on_spooled: called with the feed, the epoch and the rows of each segment that is spooled;
             with none if a segment waits for room in the spool.
         on_pressure: called with the name of a feed that must release the rows it has read.
-
-    Attributes:
-        budget: how much memory and disk they use, and may use.
     """
 
     def __init__(
@@ -127,11 +117,7 @@ class NodeStore:
             return self.spool(feed).recall(epoch, found)
 
     def open_exchange(self, name: str) -> Exchange:
-        """Begin an inference partition.
-
-        Raises:
-            FeedClosedError: if the node takes no rows.
-        """
+        """Begin an inference partition."""
         exchange = Exchange(name)
         with self.budget.lock:
             if self._closed:

@@ -128,9 +128,6 @@ class NodeFeeds:
         report: sends counts, and the rows spooled, to the coordinator.
         fail: called, once for a child, if rows that the driver has assigned cannot come: they are
             not where they should be (`exception`), or their agent is silent (`unreachable`).
-
-    Attributes:
-        store: what the node has received.
     """
 
     def __init__(
@@ -336,11 +333,7 @@ class NodeFeeds:
     # From the agent.
 
     def coverage(self, feeds: Mapping[str, EpochRows]) -> dict[str, EpochRows]:
-        """Return which rows the child has used, by feed, epoch and partition.
-
-        Args:
-            feeds: the same by segment.
-        """
+        """Return which rows the child has used, by feed, epoch and partition."""
         return {feed: self.store.log(feed).coverage(consumed) for feed, consumed in feeds.items()}
 
     @property

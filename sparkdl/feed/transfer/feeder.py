@@ -102,12 +102,7 @@ class Piece:
 
 @dataclass(eq=False)
 class _Call:
-    """One `DoPut`: batches of one schema.
-
-    Attributes:
-        pieces: to be written; None is the last.
-        is_written: whether its thread writes no more.
-    """
+    """One `DoPut`: batches of one schema."""
 
     pieces: queue.SimpleQueue[Piece | None] = field(default_factory=queue.SimpleQueue)
     is_written: threading.Event = field(default_factory=threading.Event)
@@ -162,23 +157,14 @@ class PutStream:
         return sum(int(p.batch.num_rows) for p in (*self._waiting, *self._unacknowledged))
 
     def put(self, pieces: Iterable[Piece]) -> None:
-        """Send pieces; returns once all are under way, or the stream is closed.
-
-        Raises:
-            FeederError: if the connection broke.
-            FeedTimeoutError: if the agent stored nothing for the feed timeout.
-        """
+        """Send pieces; returns once all are under way, or the stream is closed."""
         self._deadline = Deadline.after(self._spec.timeout_s)  # however slow the source is
         with self._changed:
             self._waiting += pieces
         self._send_until(lambda: self.is_closed or not self._waiting)
 
     def flush(self) -> None:
-        """Wait until each piece is stored or, if the stream is closed, given back.
-
-        Raises:
-            FeederError, FeedTimeoutError: as `put` does.
-        """
+        """Wait until each piece is stored or, if the stream is closed, given back."""
         self._send_until(lambda: not self._unacknowledged and (self.is_closed or not self._waiting))
 
     def cancel(self) -> None:
@@ -445,11 +431,7 @@ class Feeder:
 def near_target(
     targets: Sequence[Target], partition: int, is_here: Callable[[str], bool] | None = None
 ) -> Target:
-    """Return a node of this host; if there is none, one of any.
-
-    Args:
-        is_here: whether an address is one of this host's.
-    """
+    """Return a node of this host; if there is none, one of any."""
     hosts = {target.host for target in targets}
     here = set(filter(is_here or _is_here, hosts))
     near = [target for target in targets if target.host in here]

@@ -47,13 +47,7 @@ _WINDOWS, _CALL_NBYTES = 64, 8 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Peers:
-    """This node among the others, and how it reaches them.
-
-    Attributes:
-        names: of all nodes, by id.
-        spec: what holds for all feeds: the token, whom to trust.
-        patience_s: how long another agent may leave a fetch unanswered.
-    """
+    """This node among the others, and how it reaches them."""
 
     node_id: int
     names: tuple[str, ...]
@@ -143,12 +137,7 @@ class Fetcher(threading.Thread):
             return list(islice(of_holder, _WINDOWS))
 
     def _perform(self, fetches: list[Fetch]) -> None:
-        """Fetch the first of these into the log.
-
-        Raises:
-            FeedTimeoutError: if the holder has not answered in time.
-            pyarrow.ArrowException, ReadError, OSError: if the rows cannot be fetched at all.
-        """
+        """Fetch the first of these into the log."""
         order = fetches[0][1]
         batch = self._call(fetches, self._get)
         if batch is None:  # it was stopped

@@ -139,11 +139,7 @@ def _batches(data: bytes) -> list[pa.RecordBatch]:
 def answers(
     spec: FeedSpec, batches: Iterator[pa.RecordBatch], partition: int, attempt: int = 0
 ) -> Iterator[bytes]:
-    """Yield encoded results of a partition; a task that Spark repeats asks another node first.
-
-    Raises:
-        FeederError: see `exchange`.
-    """
+    """Yield encoded results of a partition; a task that Spark repeats asks another node first."""
     target = spec.targets[(partition + attempt) % len(spec.targets)]
     # A Flight stream has one schema, and rows of an RDD may have several.
     for _schema, group in groupby(batches, key=lambda batch: batch.schema):
@@ -165,9 +161,6 @@ def exchange(
 
     While a new generation starts, no node takes rows, so this waits for one that does. If that node
     is lost, the task fails, and Spark repeats it.
-
-    Args:
-        target: the node that is asked first.
 
     Raises:
         FeederError: if the node failed or answered wrongly; the message is the node's, and has the
@@ -232,11 +225,7 @@ class _Call:
         """Threads that still have the writer: the last of them closes it."""
 
     def open(self, clients: ExitStack) -> None:
-        """Wait until the node has taken the call.
-
-        Raises:
-            FeederError: if it takes no rows, or cannot be reached.
-        """
+        """Wait until the node has taken the call."""
         try:
             client = clients.enter_context(self._spec.connect(self._target.uri))
             self._writer, self._reader = client.do_exchange(

@@ -101,11 +101,7 @@ class FeedSpec:
     trust: Trust | None = None
 
     def check_partitions(self, partitions: int) -> None:
-        """Check that the data come in as many partitions as before.
-
-        Raises:
-            ConfigError: if they do not.
-        """
+        """Check that the data come in as many partitions as before."""
         named = max(self.done, default=-1) + 1
         # Rows are known by partition and number, so other partitions would mean other rows.
         if self.partitions not in (0, partitions) or named > partitions:
@@ -167,12 +163,7 @@ def flight_reason(error: BaseException) -> str:
 
 
 class PutHeader(msgspec.Struct, frozen=True):
-    """The feed, epoch and partition of a stream of batches.
-
-    Attributes:
-        last_epoch: the last one of the same `feed` call.
-        keep: later epochs are to read the rows again.
-    """
+    """The feed, epoch and partition of a stream of batches."""
 
     feed: str
     epoch: Count
