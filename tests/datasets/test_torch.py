@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.core.errors import ConfigError, FeedTimeoutError, FeedTypeError, FrameworkMissingError
+from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError, UnfedError
 from sparkdl.datasets.torch import (
     _loader_of_rows,
     let_accelerate_keep_batches,
@@ -276,7 +276,7 @@ def test_worker_that_dies_is_an_error_and_the_feed_can_be_read_again() -> None:
 
 
 def test_feed_that_brings_nothing_fails_in_the_training_loop() -> None:
-    with Arrivals(timeout_s=0.1) as it, pytest.raises(FeedTimeoutError, match="brought no row"):
+    with Arrivals(timeout_s=0.1) as it, pytest.raises(UnfedError, match="nobody has fed"):
         raise error_of(loader(it))
 
 

@@ -31,7 +31,7 @@ from sparkdl.control.tls import Tls
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.reader.reader import UNWATCHED, FeedReader
+from sparkdl.feed.reader.reader import UNWATCHED, FeedReader, Supply
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import StoreLimits
 from sparkdl.feed.transfer.endpoint import NodeFeeds
@@ -135,7 +135,10 @@ class Arrivals(Sent):
 
     def __init__(self, timeout_s: float = SOON_S, tracks: bool = False) -> None:
         super().__init__()
-        self.reader = FeedReader(FEED, self._note, timeout_s, report_period_s=0, tracks=tracks)
+        supply = Supply()
+        supply._timeout_s = timeout_s
+        self.reader = FeedReader(FEED, self._note, tracks=tracks, supply=supply)
+        self.reader.report_period_s = 0
         self.waits = self.reader._changed = NoticingCondition()
         self._number = 0
         self._row = 0

@@ -31,7 +31,6 @@ from sparkdl.core.errors import (
     ConfigError,
     EndOfFeedError,
     FeedClosedError,
-    FeedTimeoutError,
     SparkdlError,
     UnfedError,
 )
@@ -151,20 +150,16 @@ class Supply:
         # User code that is busy with another feed is not waiting in vain.
         return max(0.0, max(since_s, self._moved_s) + self._timeout_s - time.monotonic())
 
-    def unfed(self, feed: str) -> SparkdlError:
+    def unfed(self, feed: str) -> UnfedError:
         """Return the error for a `feed` that received no rows in time."""
-        others = ", ".join(repr(other) for other in sorted(self._begun))
+        advice = ": give cluster.feed(…, feed=…) and ctx.batches(…, feed=…) the same name"
+        nothing = (
+            "; nothing is being fed here: call cluster.feed(…) in the driver, or launch with a "
+            "longer Feeding(timeout_s=…)"
+        )
         return UnfedError(
-            f"nobody has fed {feed!r} to {self._node} within "
-            f"Feeding(timeout_s={self._timeout_s:g}); "
-            + (
-                f"being fed is {others}: give cluster.feed(…, feed=…) and ctx.batches(…, feed=…) "
-                "the same name"
-                if others
-                else "nothing is being fed here: call cluster.feed(…) in the driver, or launch "
-                "with a longer Feeding(timeout_s=…)"
-            )
-            + self._roles
+            f"nobody has fed {feed!r} to {self._node} within Feeding(timeout_s="
+            f"{self._timeout_s:g}){self._fed(advice) or nothing}{self._roles}"
         )
 
 
@@ -194,12 +189,12 @@ class FeedReader:
         passes: the iterations of so many steps, see `EpochBatches.steps`.
     """
 
+    report_period_s = REPORT_PERIOD_S
+
     def __init__(
         self,
         feed: str,
         send: Callable[[Local], None],
-        timeout_s: float | None = None,
-        report_period_s: float = REPORT_PERIOD_S,
         tracks: bool = False,
         supply: Supply | None = None,
     ) -> None:
@@ -208,8 +203,7 @@ class FeedReader:
         self.is_resumed = False
         self.raised: SparkdlError | None = None
         self.passes: Passes | None = None
-        self._supply, self._is_patient = supply, False
-        self._timeout_s, self._report_period_s = timeout_s, report_period_s
+        self._supply, self._is_patient = supply or Supply(), False
         self._changed = threading.Condition()
         self._cursor = ReaderCursor(feed)
         self._cursor.consumed.is_wanted = tracks
@@ -347,8 +341,7 @@ class FeedReader:
             self._report()
 
     def end_of_feed(self) -> EndOfFeedError | UnfedError:
-        unfed = self._supply.never_fed(self.feed) if self._supply else None
-        return unfed or end_of_feed(self.feed, self._cursor.epoch)
+        return self._supply.never_fed(self.feed) or end_of_feed(self.feed, self._cursor.epoch)
 
     def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
         """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does.
@@ -589,7 +582,7 @@ class FeedReader:
 
     def _report_if_due(self) -> None:
         self._is_reported = False
-        if time.monotonic() - self._reported_at_s >= self._report_period_s:
+        if time.monotonic() - self._reported_at_s >= self.report_period_s:
             self._report()
 
     def _wait_row(self, is_ready: Callable[[], bool]) -> None:
@@ -618,10 +611,10 @@ class FeedReader:
         since_s = time.monotonic()
         while not self._changed.wait_for(is_over, self._left_s(since_s)):
             if self._left_s(since_s) == 0:
-                raise self._late()
+                raise self._supply.unfed(self.feed)
 
     def _begin_wait(self) -> None:
-        if self._supply and (problem := self._supply.impossible(self.feed)):
+        if problem := self._supply.impossible(self.feed):
             raise problem
         # Each wait for a row is reported: the agent takes the next segment for its end. The first
         # one also says which feed user code reads.
@@ -631,18 +624,7 @@ class FeedReader:
             self._send(self._consumed())
 
     def _left_s(self, since_s: float) -> float | None:
-        if self._timeout_s is not None:
-            return max(0.0, since_s + self._timeout_s - time.monotonic())
-        if self._supply is None or self._is_patient:
-            return None
-        return self._supply.left_s(self.feed, since_s)
-
-    def _late(self) -> SparkdlError:
-        if self._timeout_s is None and self._supply is not None:
-            return self._supply.unfed(self.feed)
-        return FeedTimeoutError(
-            f"feed {self.feed!r} brought no row for {self._timeout_s:g} s; is it being fed?"
-        )
+        return None if self._is_patient else self._supply.left_s(self.feed, since_s)
 
 
 def too_few_rows(mark: EpochEnd) -> ConfigError:

@@ -207,10 +207,10 @@ class ShareLoader(threading.Thread):
                     if not self._spool.append_in_time(batch, replace(request, spans=spans)):
                         return
         except SparkdlError as error:
-            self._on_problem(str(error))
+            self._on_problem(f"could not read its share: {error}")
         except Exception as error:  # noqa: BLE001 (who reads has to know)
             _log.error("Reading Parquet files failed", exc_info=error)
-            self._on_problem(f"{type(error).__name__}: {error}")
+            self._on_problem(f"could not read its share: {type(error).__name__}: {error}")
 
 
 def read_within(

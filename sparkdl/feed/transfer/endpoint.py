@@ -168,7 +168,7 @@ class NodeFeeds:
 
     def listen(self, host: str, tls: Tls | None = None) -> str:
         """Start receiving; return the Flight URI."""
-        on_lacking = partial(self._soon, self._note_lacking)
+        on_lacking = partial(self._soon, self._note_lacking, "exception")
         self._receiver = FlightServer(host, self._peers.spec.token, self.store, tls, on_lacking)
         return self._receiver.uri
 
@@ -238,7 +238,7 @@ class NodeFeeds:
                 if run:
                     self._progress.call()
             case msg.ReadShare(name):
-                on_problem = partial(self._soon, self._note_unread, feed)
+                on_problem = partial(self._soon, self._note_problem, feed)
                 spool = self.store.spool(name)
                 loader = ShareLoader(message, spool, self._memory_nbytes, on_problem)
                 self._loaders = [each for each in self._loaders if each.is_alive()]
@@ -275,9 +275,9 @@ class NodeFeeds:
                     fetches.append((grant, order))
         except FeedClosedError as error:
             feed.lacks_rows = True
-            self._note_lacking(self.store.generation, str(error))
+            self._note_lacking("exception", self.store.generation, str(error))
         except OSError as error:
-            self._note_problem(feed, f"{self._own_name} cannot read rows that it holds: {error}")
+            self._note_problem(feed, f"cannot read rows that it holds: {error}")
         for lot in order.unwanted:
             self.store.spool(name).free(lot.number, lot.skip, lot.rows)
         if fetches:
@@ -292,8 +292,8 @@ class NodeFeeds:
                 self.store.generation,
                 self._memory_nbytes,
                 partial(self._soon, self._note_arrived, feed),
-                partial(self._soon, self._note_unfetched, feed),
-                partial(self._soon, self._note_silence, self.store.generation),
+                partial(self._soon, self._note_problem, feed),
+                partial(self._soon, self._note_lacking, "unreachable", self.store.generation),
             )
             # `shut_down` joins these threads; the ended ones need not be remembered.
             self._fetchers = [each for each in self._fetchers if each.is_alive()]
@@ -442,32 +442,20 @@ class NodeFeeds:
 
     def _note_problem(self, feed: NodeFeed, problem: str) -> None:
         """Report why rows cannot come, and wait for none any more: the driver ends the call."""
-        feed.problem = feed.problem or problem
+        own_name = self._peers.names[self._peers.node_id]
+        feed.problem = feed.problem or f"{own_name} {problem}"
         feed.fetcher, feed.arrived = None, feed.ordered
         self._progress.call()
         feed.go_on()
 
-    def _note_lacking(self, generation: int, what: str) -> None:
-        """Fail: the driver begins another generation, to which it has lost rows fed again."""
+    def _note_lacking(self, kind: FailureKind, generation: int, what: str) -> None:
+        """Fail: the driver begins another generation, to which it has lost rows fed again.
+
+        Rows are not where they should be, or another agent, which the driver reaches, is silent.
+        """
         if generation == self.store.generation and not self._lacks_rows:
             self._lacks_rows = True
-            self._fail("exception", what)
-
-    def _note_silence(self, generation: int, problem: str) -> None:
-        """Fail likewise: another agent, which the driver reaches, does not answer."""
-        if generation == self.store.generation and not self._lacks_rows:
-            self._lacks_rows = True
-            self._fail("unreachable", problem)
-
-    def _note_unfetched(self, feed: NodeFeed, problem: str) -> None:
-        self._note_problem(feed, f"{self._own_name} {problem}")
-
-    def _note_unread(self, feed: NodeFeed, problem: str) -> None:
-        self._note_problem(feed, f"{self._own_name} could not read its share: {problem}")
-
-    @property
-    def _own_name(self) -> str:
-        return self._peers.names[self._peers.node_id]
+            self._fail(kind, what)
 
     def _reclaim(self, name: str) -> None:
         """Ask the child to release rows, but not for an epoch that is over.

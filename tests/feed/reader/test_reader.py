@@ -12,7 +12,7 @@ from sparkdl.control.messages import EpochEnd, FeedBegin
 from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader
-from tests.doubles.feeds import FEED, SOON_S, Arrivals, NoticingCondition, Running, item, numbers
+from tests.doubles.feeds import FEED, Arrivals, NoticingCondition, Running, item, numbers
 
 
 def first_row(taken: Any) -> int:
@@ -217,7 +217,8 @@ def test_room_that_a_terminated_feeding_was_asked_for_is_not_made_in_the_next_on
 def test_agent_is_told_now_and_then_and_when_there_is_nothing_left() -> None:
     sent: list[Any] = []
     # No host has been up for so long: the first report is due at once all the same.
-    reader = FeedReader(FEED, sent.append, SOON_S, report_period_s=1e12)
+    reader = FeedReader(FEED, sent.append)
+    reader.report_period_s = 1e12
     reader._changed = waits = NoticingCondition()
     reader.add(item(numbers(0, 100), 0))
     owner = reader.claim()
