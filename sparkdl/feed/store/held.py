@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -24,12 +23,11 @@ from sparkdl.core.row_ranges import Span
 from sparkdl.feed.store.segment import (
     StoredSegment,
     check_segment,
-    copy_segment,
+    read_segment,
     segment_nbytes,
     write_segment,
 )
 
-FOR_EVER = sys.maxsize
 _FULL_WAIT_S = 1.0
 """How long an append waits for room at once: what waits may have become unwanted."""
 _OTHER_DESCRIPTORS = 256
@@ -259,22 +257,19 @@ class HeldSegments(ABC):
 
     Attributes:
         closed_to: rows of epochs up to this one are refused.
+        is_closed: no more rows are taken, ever.
     """
 
     def __init__(self, feed: str, use: Use, budget: Budget) -> None:
         self.feed = feed
         self.closed_to = -1
+        self.is_closed = False
         self._use = use
         self._budget = budget
         self._next_number = 0
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether no more rows are taken, ever."""
-        return self.closed_to == FOR_EVER
-
     def takes(self, epoch: int) -> bool:
-        return epoch > self.closed_to
+        return not self.is_closed and epoch > self.closed_to
 
     def append(self, batch: pa.RecordBatch, deadline: Deadline, request: AppendRequest) -> Appended:
         """Write a batch into a file, waiting for room."""
@@ -290,7 +285,7 @@ class HeldSegments(ABC):
 
         def write(folder: Path | None) -> int:
             check_segment(fd, rows)
-            return os.dup(fd) if folder is None else copy_segment(fd, folder)
+            return os.dup(fd) if folder is None else write_segment(read_segment(fd), folder)[0]
 
         try:
             return self._store(os.fstat(fd).st_size, rows, request, write, deadline)

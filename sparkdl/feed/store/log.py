@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from sparkdl.control.counts import EpochCount
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.row_ranges import Range, Span, merge_ranges, spans_within
-from sparkdl.feed.store.held import FOR_EVER, AppendRequest, Budget, HeldSegments, Use
+from sparkdl.feed.store.held import AppendRequest, Budget, HeldSegments, Use
 from sparkdl.feed.store.segment import StoredSegment
 
 
@@ -103,7 +103,7 @@ class Log(HeldSegments):
         super().__init__(feed, Use.LOG, budget)
         self.rows_received = 0
         self.last_cut = EpochCount()
-        self.closed_to = FOR_EVER if is_closed else -1
+        self.is_closed = is_closed
         self.terminated_to = -1
         self._on_segment = on_segment
         self._keeps = keeps
@@ -218,7 +218,9 @@ class Log(HeldSegments):
 
     def close(self) -> None:
         """Take no more rows, free or retain the rows here, and let waiting appends return."""
-        self._close(FOR_EVER, retains=True)
+        with self._budget.lock:
+            self.is_closed = True
+            self._close(self.closed_to, retains=True)
 
     def retain(self, segment: StoredSegment) -> None:
         """Retain a window that is left of the spool, if rows are retained; free it otherwise."""

@@ -96,20 +96,6 @@ def write_segment(batch: pa.RecordBatch, folder: Path | None = None) -> tuple[in
         raise
 
 
-def copy_segment(fd: int, folder: Path | None) -> int:
-    """Copy a segment to disk; return the descriptor of the copy, which the caller owns."""
-    copy = nameless_file(_NAME, folder)
-    try:
-        start, nbytes = 0, os.fstat(fd).st_size
-        while start < nbytes:
-            # The kernel copies, past Python; one call of sendfile(2) moves 2 GiB at most.
-            start += os.sendfile(copy, fd, start, nbytes - start)
-        return copy
-    except BaseException:
-        os.close(copy)
-        raise
-
-
 def read_segment(fd: int) -> pa.RecordBatch:
     """Map a segment and return its batch without copying; the caller still owns `fd`."""
     # Buffers of the batch keep the mapping alive after the file object and `fd` are closed.

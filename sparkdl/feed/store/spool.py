@@ -24,7 +24,7 @@ from sparkdl.control.messages import Lot, ReadShare
 from sparkdl.control.rows import Share
 from sparkdl.core.errors import FeedClosedError, SparkdlError
 from sparkdl.core.row_ranges import Range, Span, overlap, take_rows, uncovered
-from sparkdl.feed.store.held import FOR_EVER, AppendRequest, Budget, HeldSegments, Use
+from sparkdl.feed.store.held import AppendRequest, Budget, HeldSegments, Use
 from sparkdl.feed.store.segment import StoredSegment, read_segment
 
 _log = logging.getLogger(__name__)
@@ -122,7 +122,8 @@ class Spool(HeldSegments):
         """
         windows: list[StoredSegment] = []
         with self._budget.lock:
-            self.refuse(FOR_EVER)
+            self.is_closed = True
+            self._budget.wake()
             for spooled in list(self._segments.values()):
                 for start, stop in spooled.left:
                     try:
