@@ -155,7 +155,7 @@ FORBIDDEN_BUT = {
         "ml/scoring/predictor.py",
         "cloudpickle.loads",
     ): "the user's function, from the Spark task's payload",
-    ("collectives/seal.py", "cloudpickle.loads"): "sealed with the group's secret",
+    ("collectives/group.py", "cloudpickle.loads"): "sealed with the group's secret",
     ("horovod/common/elastic.py", "cloudpickle.loads"): "the user's state, from its checkpoint",
 }
 

@@ -57,7 +57,7 @@ def connect(
         from torch.distributed import PrefixStore
 
         # Groups share the store, and each has names of its own in it.
-        return Transport(rank, size, PrefixStore(number, store), host, key, timeout_s)
+        return Transport(rank, size, PrefixStore(number, store), host, timeout_s)
 
     return Group(rank, range(size), wire("world", rank, size), key, wire)
 

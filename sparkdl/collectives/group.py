@@ -6,23 +6,18 @@ done, or raises within the group's timeout. Other frameworks lend their tensors 
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import IntEnum
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
-from weakref import WeakMethod
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from sparkdl.collectives.agreement import (
-    WORDS,
-    Call,
-    Kind,
-    digest,
-    last_to_join,
-    objection,
-)
-from sparkdl.collectives.seal import open_sealed, sealed
+import cloudpickle
+
 from sparkdl.collectives.serial import SerialExecutor
 from sparkdl.collectives.transport import (
     Alone,
@@ -47,6 +42,92 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class Kind(IntEnum):
+    JOIN = 0
+    ALL_REDUCE = 1
+    ALL_GATHER = 2
+    BROADCAST = 3
+    ALL_TO_ALL = 4
+    REDUCE_SCATTER = 5
+    BARRIER = 6
+
+
+class Call(NamedTuple):
+    """One operation, as a member announces it: whole numbers of 64 bits.
+
+    Why announce? gloo does not compare what members call. If one member reduces more numbers than
+    another, the other's process is aborted (`op.preamble.length <= op.nbytes` is thrown in a thread
+    of gloo's), and as many numbers of another kind are added up in silence. A member may therefore
+    enter gloo only when it knows that all do. One that has joined learns the shape of its zeros.
+
+    Attributes:
+        digest: of the arguments that must be the same on all members.
+        numel: how many numbers to reduce; members that have joined contribute as many zeros.
+        dtype: of these, an index into `transport.dtypes()`.
+        extra: a number that may differ: rows to gather; for `JOIN`, the operations it has stood in
+            for.
+        on_device: whether the tensors are a GPU's.
+        is_sum: whether zeros from members that have joined leave the result right.
+        since_ns: when the member joined, by its own clock.
+    """
+
+    kind: int
+    digest: int
+    numel: int = 0
+    dtype: int = 0
+    extra: int = 0
+    on_device: int = False
+    is_sum: int = True
+    since_ns: int = 0
+
+
+_WORDS = struct.Struct(f"<{len(Call._fields)}q192s")
+"""A call, and the beginning of its arguments in words, for the error of calls that differ."""
+
+
+def objection(calls: Sequence[Call]) -> str | None:
+    """Return the reason why the members' announcements do not match, or `None` if they do."""
+    active = [call for call in calls if call.kind != Kind.JOIN]
+    if len({(call.kind, call.digest, call.numel, call.dtype) for call in active}) > 1:
+        return "all must call the same, in the same order, with the same shapes and dtypes"
+    if not active or len(active) == len(calls):
+        return None
+    if active[0].kind == Kind.ALL_REDUCE and all(call.is_sum for call in active):
+        return None
+    return "only sums and averages can be reduced while a member has joined"
+
+
+def last_to_join(calls: Sequence[Call]) -> int:
+    """Return the rank of the member that joined last; all members compute the same one.
+
+    It has stood in for the fewest operations; among several, it is the last by the clocks.
+    """
+    return max(range(len(calls)), key=lambda rank: (-calls[rank].extra, calls[rank].since_ns, rank))
+
+
+_SEAL_NBYTES = hashlib.sha256().digest_size
+
+
+def sealed(value: Any, key: bytes) -> bytes:
+    """Return an object for other members: its HMAC (RFC 2104, SHA-256), and the pickled value.
+
+    They cross unauthenticated connections. The key came over the driver's authenticated ones, and
+    nothing without the seal is unpickled.
+    """
+    data: bytes = cloudpickle.dumps(value)
+    return hmac.digest(key, data, "sha256") + data
+
+
+def open_sealed(data: bytes, key: bytes) -> Any:
+    seal, body = data[:_SEAL_NBYTES], data[_SEAL_NBYTES:]
+    if not hmac.compare_digest(seal, hmac.digest(key, body, "sha256")):
+        raise CollectiveError(
+            "received an object that no member of this group has sent: its seal is not the "
+            "group's. Another program connects to the ports of this training"
+        )
+    return cloudpickle.loads(body)
+
+
 def _operation(
     operate: Callable[Concatenate[Group, P], T],
 ) -> Callable[Concatenate[Group, P], T]:
@@ -61,7 +142,7 @@ def _operation(
 class Group(SerialExecutor):
     """The members of one process set. Its operations take their turn, see `SerialExecutor`.
 
-    Before each operation the members exchange 64 bytes that announce it. A mismatch therefore
+    Before each operation the members exchange 256 bytes that announce it. A mismatch therefore
     raises an error with each member's call, and members that have joined contribute zeros.
 
     Args:
@@ -90,7 +171,6 @@ class Group(SerialExecutor):
         self._number = number
         self._subgroups: list[Group] = []
         self._count = 0
-        self._steps: list[WeakMethod[Callable[[], None]]] = []
         super().__init__(f"sparkdl-collectives-{self.ranks}")
 
     def __repr__(self) -> str:
@@ -119,11 +199,9 @@ class Group(SerialExecutor):
         what = f"all_reduce({how}, {what}, {flat.dtype})"
         is_sum, on_device = how.op.is_sum, flat.is_cuda
         self._agree(Kind.ALL_REDUCE, what, numel, dtype, on_device=on_device, is_sum=is_sum)
-        return self.reduce_now_(flat, how)
+        return self._reduce_(flat, how)
 
-    @_operation
-    def reduce_now_(self, flat: torch.Tensor, how: Reduction) -> torch.Tensor:
-        """Do what `all_reduce_` does, when the members have agreed on it already."""
+    def _reduce_(self, flat: torch.Tensor, how: Reduction) -> torch.Tensor:
         if not flat.numel():  # all know it, so none enters gloo
             return flat
         scale_(flat, how.prescale)
@@ -190,7 +268,7 @@ class Group(SerialExecutor):
         # A member must know how many rows each of the others sends it.
         row = struct.Struct(f"<{self.size}q")
         with self._wire.named_errors("all_to_all"):
-            counts = [row.unpack(each) for each in self._wire.announce(row.pack(*sent), True)]
+            counts = [row.unpack(each) for each in self._wire.announce(row.pack(*sent))]
         got = [each[self.rank] for each in counts]
         out = tensor.new_empty((sum(got), *shape))
         # All members know all counts, so either all enter gloo or none does.
@@ -227,28 +305,11 @@ class Group(SerialExecutor):
         """Wait until all members have called this."""
         self._agree(Kind.BARRIER, "")
 
-    def register_step(self, join_step: WeakMethod[Callable[[], None]]) -> int:
-        """Return the number of an operation of several reductions, for `step`.
-
-        Args:
-            join_step: takes part in the reductions of a member that has joined; called once the
-                members have agreed on the step.
-        """
-        # Weakly, so that an optimizer can be deleted although the group remembers its step.
-        self._steps.append(join_step)
-        return len(self._steps) - 1
-
-    def step(self, number: int, what: str, is_sum: bool = True) -> None:
-        """Agree on the reductions that belong to a registered step; `reduce_now_` does them.
-
-        Args:
-            is_sum: whether zeros of a member that has joined do no harm.
-        """
-        self._agree(Kind.STEP, f"step {number}: {what}", extra=number, is_sum=is_sum)
-
-    @_operation
     def join(self) -> int:
         """Take part with zeros in what the others reduce, until all have called this.
+
+        Averages are over all members, with zeros of the joined ones. An optimizer's own group is
+        joined, too: all members must have made the same optimizers before.
 
         Returns:
             The rank of the member that called it last.
@@ -257,6 +318,22 @@ class Group(SerialExecutor):
             CollectiveError: in a member that calls something else than sums and averages while
                 others have joined; those wait on.
         """
+        # In their threads, because all of them and this one wait for the others at the same time.
+        waits = [group.submit(group.join) for group in self.twins]
+        last = self._join()
+        for wait in waits:
+            wait.result()
+        return last
+
+    @property
+    def twins(self) -> list[Group]:
+        """The groups of the same members: those of optimizers."""
+        return [group for group in self._subgroups if group.size == self.size]
+
+    @_operation
+    def _join(self) -> int:
+        import torch
+
         stood_in, since_ns = 0, time.time_ns()
         while True:
             calls = self._agree(Kind.JOIN, "join()", extra=stood_in, since_ns=since_ns)
@@ -265,22 +342,10 @@ class Group(SerialExecutor):
                 return last_to_join(calls)
             stood_in += 1
             if objection(calls) is None:
-                self._join_in(active[0])
-
-    def _join_in(self, call: Call) -> None:
-        import torch
-
-        if call.kind == Kind.STEP:
-            join_step = self._steps[call.extra]()
-            if join_step is None:
-                raise CollectiveError(
-                    "the other members call step() on an optimizer that this one has deleted"
-                )
-            join_step()
-            return
-        device, dtype = "cuda" if call.on_device else "cpu", dtypes()[call.dtype]
-        zeros = torch.zeros(call.numel, dtype=dtype, device=device)
-        self.reduce_now_(zeros, Reduction(Op.SUM))
+                call = active[0]
+                device, dtype = "cuda" if call.on_device else "cpu", dtypes()[call.dtype]
+                zeros = torch.zeros(call.numel, dtype=dtype, device=device)
+                self._reduce_(zeros, Reduction(Op.SUM))
 
     def _agree(self, kind: Kind, what: str, *numbers: int, **others: int) -> list[Call]:
         """Compare this call with the other members' announcements; return these, by rank.
@@ -293,24 +358,19 @@ class Group(SerialExecutor):
             MismatchError: if the calls do not match; on all members except joined ones, with each
                 member's call.
         """
-        call = Call(kind, digest(what), *numbers, **others)
+        # Python's own `hash` of a text differs between processes.
+        data = hashlib.blake2b(what.encode(), digest_size=8).digest()
+        call = Call(kind, int.from_bytes(data, "little", signed=True), *numbers, **others)
         with self._wire.named_errors(kind.name.lower()):
-            everyone = self._wire.announce(WORDS.pack(*call))
-        calls = [Call(*WORDS.unpack(each)) for each in everyone]
-        if (why := objection(calls)) is not None:
-            self._refuse(kind, what, why)
-        return calls
-
-    def _refuse(self, kind: Kind, what: str, why: str) -> None:
-        # Short, because all texts together must fit into the buffers of a socket.
-        text = f"{kind.name.lower()} {what}".encode()[:256]
-        with self._wire.named_errors(kind.name.lower()):
-            told = self._wire.announce(text, is_answer=True)
-        lines = [
-            f"  rank {rank}: {said.decode(errors='replace')}" for rank, said in enumerate(told)
-        ]
-        if kind is not Kind.JOIN:  # one that has joined did nothing wrong
+            own = _WORDS.pack(*call, f"{kind.name.lower()} {what}".encode())
+            everyone = [_WORDS.unpack(each) for each in self._wire.announce(own)]
+        calls = [Call(*each[:-1]) for each in everyone]
+        # One that has joined did nothing wrong.
+        if kind is not Kind.JOIN and (why := objection(calls)) is not None:
+            texts = [each[-1].rstrip(b"\0").decode(errors="replace") for each in everyone]
+            lines = [f"  rank {rank}: {text}" for rank, text in enumerate(texts)]
             raise MismatchError("\n".join([f"the members called different things; {why}:", *lines]))
+        return calls
 
     def all_gather_object(self, value: Any, name: str | None = None) -> list[Any]:
         """Return the values of all members by rank; anything that can be pickled.

@@ -6,6 +6,7 @@ The process groups are made without `init_process_group`: PyTorch's default one 
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collectives.announcer import Announcer
 from sparkdl.core.errors import CollectiveError, ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Alone:
     def close(self) -> None:
         """Do nothing."""
 
-    def announce(self, mine: bytes, is_answer: bool = False) -> list[bytes]:
+    def announce(self, mine: bytes) -> list[bytes]:
         """Return what this member has announced."""
         return [mine]
 
@@ -93,13 +93,10 @@ class Transport:
         rank: of this member, within the group.
         store: reaches the members, and no other group.
         host: this machine's own address.
-        key: a secret of the members.
         timeout_s: of each operation.
     """
 
-    def __init__(
-        self, rank: int, size: int, store: Store, host: str, key: bytes, timeout_s: float
-    ) -> None:
+    def __init__(self, rank: int, size: int, store: Store, host: str, timeout_s: float) -> None:
         self.rank = rank
         self.size = size
         self._store = store
@@ -107,29 +104,27 @@ class Transport:
         self._timeout = timedelta(seconds=timeout_s)
         self._broken: str | None = None
         self._nccl: Any = None
-        self._announcer: Announcer | None = None
         with self.named_errors("connect"):
             self._gloo = _gloo_backend(store, rank, size, host, timeout_s)
-            self._announcer = Announcer(rank, size, store, host, key, timeout_s)
+            # Else a member could end at once, and the store with it, while another one connects.
+            self.announce(b"\0")
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Let the connections go; members that wait for this one fail."""
         self._broken = "it was closed"
-        self._hang_up()
         for backend in (self._gloo, self._nccl):
             if backend is not None:
                 backend.shutdown()
         self._gloo = self._nccl = None
 
-    def _hang_up(self) -> None:
-        """Release the members that wait for this one's announcement."""
-        if self._announcer is not None:
-            self._announcer.close()
+    def announce(self, mine: bytes) -> list[bytes]:
+        """Return what the members have called this with, by rank; all with as many bytes."""
+        import torch
 
-    def announce(self, mine: bytes, is_answer: bool = False) -> list[bytes]:
-        """Return what the members have called this with, by rank; see `Announcer.exchange`."""
-        assert self._announcer is not None, "a transport is used only after it has connected"
-        return self._announcer.exchange(mine, is_answer)
+        own = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        whole = own.new_empty(len(mine) * self.size)
+        self._gather_even(own, whole)
+        return [part.numpy().tobytes() for part in whole.split(len(mine))]
 
     def reduce_(self, flat: torch.Tensor, op: Op) -> None:
         """Reduce a contiguous tensor in place; an average is a sum here."""
@@ -202,7 +197,10 @@ class Transport:
             if isinstance(error, CollectiveError):
                 raise
             self._broken = f"{doing} failed: {str(error).splitlines()[0]}"
-            self._hang_up()
+            # gloo's connections end with the last reference to them: so members that wait for this
+            # one learn of one that has gone.
+            traceback.clear_frames(error.__traceback__)
+            self._gloo = None
             raise CollectiveError(
                 f"rank {self.rank} of {self.size}: {self._broken}. A node was lost, or not all "
                 f"called this within {self._timeout_s:g} s"

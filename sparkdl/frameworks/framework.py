@@ -23,9 +23,7 @@ from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.world import Member, World
 
 # gloo raises a plain RuntimeError, so only its words tell a lost peer from another error.
-_BROKEN = re.compile(
-    r"(gloo/transport/|sparkdl\.collectives: ).*(closed|reset) by peer", re.IGNORECASE
-)
+_BROKEN = re.compile(r"gloo/transport/.*(closed|reset) by peer", re.IGNORECASE)
 
 
 class Framework:

@@ -1,17 +1,26 @@
-"""Work in order, beside the caller and by the caller; objects between members, sealed."""
+"""Work in order; objects between members, sealed; what goes on after a `join`."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from sparkdl.collectives.connect import connect
-from sparkdl.collectives.seal import open_sealed, sealed
+from sparkdl.collectives.group import (
+    Call,
+    Kind,
+    last_to_join,
+    objection,
+    open_sealed,
+    sealed,
+)
 from sparkdl.collectives.serial import SerialExecutor
+from sparkdl.collectives.transport import Transport
 from sparkdl.core.errors import CollectiveError, ConfigError, FrameworkMissingError
 
 SOON_S = 10.0
@@ -115,3 +124,55 @@ def test_nothing_is_unpickled_that_was_not_sealed_by_a_member(where: int) -> Non
         open_sealed(bytes(data), b"key")
     with pytest.raises(CollectiveError, match="no member of this group has sent"):
         open_sealed(b"", b"key")
+
+
+MAX = Call(Kind.ALL_REDUCE, 1, numel=3, is_sum=False)
+GATHER = Call(Kind.ALL_GATHER, 2, extra=1)
+
+
+def joined(stood_in: int = 0, since_ns: int = 0) -> Call:
+    return Call(Kind.JOIN, 3, extra=stood_in, since_ns=since_ns)
+
+
+@pytest.mark.parametrize("call", [MAX, GATHER])
+def test_only_sums_go_on_without_those_that_have_joined(call: Call) -> None:
+    assert "only sums and averages" in str(objection([call, joined()]))
+
+
+@pytest.mark.parametrize(
+    ("calls", "last"),
+    [
+        ((joined(0), joined(1)), 0),
+        ((joined(1), joined(0), joined(2)), 1),
+        ((joined(0, since_ns=5), joined(0, since_ns=4), joined(1, since_ns=9)), 0),
+        ((joined(2), joined(2)), 1),
+    ],
+)
+def test_last_to_join_has_stood_in_least_then_came_latest(
+    calls: tuple[Call, ...], last: int
+) -> None:
+    assert last_to_join(calls) == last
+
+
+@pytest.mark.torch
+def test_all_learn_at_once_that_a_member_has_gone() -> None:
+    from torch.distributed import HashStore
+
+    size, store = 5, HashStore()
+
+    def connected(rank: int) -> Transport:
+        return Transport(rank, size, store, "localhost", 60.0)
+
+    def told(wire: Transport) -> str:
+        with pytest.raises(CollectiveError) as info, wire.named_errors("barrier"):
+            wire.announce(b"x")
+        return str(info.value)
+
+    with ThreadPoolExecutor(size) as pool:
+        members = list(pool.map(connected, range(size)))
+        members[2].close()
+        began_s = time.monotonic()
+        texts = list(pool.map(told, members))
+    assert time.monotonic() - began_s < SOON_S
+    assert "it was closed" in texts.pop(2)
+    assert all("by peer" in text for text in texts), texts

@@ -293,6 +293,21 @@ def group_of(process_set: ProcessSet | None = None) -> Group:
     return group
 
 
+def join_all() -> int:
+    """Join the group of all processes.
+
+    Raises:
+        ConfigError: if there is an optimizer of a process set, which would wait for ever.
+    """
+    world, *sets = (group for _, group in place().sets.values() if group is not None)
+    if any(group.twins for group in sets):
+        raise ConfigError(
+            "hvd.join() cannot be called with an optimizer of a process set. Give all processes "
+            "the same number of batches instead"
+        )
+    return world.join()
+
+
 def has_peers(process_set: ProcessSet) -> bool:
     """Whether this process is in a process set, and not alone in it.
 

@@ -35,7 +35,7 @@ from sparkdl.horovod.common.operations import (
     Call,
     reduction,
 )
-from sparkdl.horovod.common.process_sets import root_in
+from sparkdl.horovod.common.process_sets import join_all, root_in
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.exchange import operate, tensorflow_errors, with_rows
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
@@ -273,7 +273,7 @@ def join() -> int:
         The rank that called it last.
     """
     _not_in_graph("join")
-    return group_of(global_process_set).join()
+    return join_all()
 
 
 def _not_in_graph(what: str) -> None:

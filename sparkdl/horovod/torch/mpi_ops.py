@@ -39,13 +39,13 @@ from sparkdl.horovod.common.operations import (
     Tensors,
     reduction,
 )
+from sparkdl.horovod.common.process_sets import join_all
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.kernels import (  # noqa: F401 (two are operations)
     Operation,
     poll,
     synchronize,
 )
-from sparkdl.horovod.torch.optimizer import join  # noqa: F401 (an operation)
 
 if TYPE_CHECKING:
     import torch
@@ -256,3 +256,25 @@ alltoall_async = _form("alltoall_async", _all_to_all, start)
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all processes of the set have called this."""
     group_of(process_set).barrier()
+
+
+def join(device: int = -1) -> int:
+    """Wait until all processes have called this; contribute zeros to their reductions.
+
+    For processes with different numbers of batches: one without further batches calls this, and the
+    others continue. Averages are over all processes, with zeros of the joined ones, as in Horovod.
+    All processes must have made the same optimizers before.
+
+    Args:
+        device: accepted for compatibility with Horovod.
+
+    Returns:
+        The rank of the process that called it last, the same on all.
+
+    Raises:
+        CollectiveError: if a process was lost. A process that calls another operation than sums,
+            averages and optimizer steps meanwhile gets this error alone; the joined processes
+            continue to wait.
+        ConfigError: if there is an optimizer of a process set, which would wait for ever.
+    """
+    return join_all()

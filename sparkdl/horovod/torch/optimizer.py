@@ -10,23 +10,19 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequen
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
-from sparkdl.collectives.group import Group
 from sparkdl.collectives.transport import Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set, group_of, op_of
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
 from sparkdl.horovod.common.operations import ALL_REDUCE, reduction
-from sparkdl.horovod.common.process_sets import has_peers, place, report_step
+from sparkdl.horovod.common.process_sets import has_peers, report_step
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.reducer import Options, Reducer
 
 if TYPE_CHECKING:
     import torch
-
-_OPTIMIZERS: WeakKeyDictionary[Group, list[tuple[Group, ref[Reducer]]]] = WeakKeyDictionary()
-"""By group of a process set: its optimizers, with their own groups."""
 
 
 class Distributed:
@@ -166,8 +162,6 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
         assert group is not None, "a group of all its members has this one"
         reducer = Reducer(trained, group, options)
         _own([param for _, param in trained], reducer)
-        # By a weak reference: an optimizer that is deleted need not be joined for.
-        _OPTIMIZERS.setdefault(everybody, []).append((group, ref(reducer)))
     base = type(optimizer)
     # Not by its constructor, whose arguments are unknown: it shares the state of the other one.
     distributed: Any = object.__new__(type(base.__name__, (Distributed, base), {}))
@@ -213,45 +207,6 @@ def _checked_passes(passes: int) -> int:
     if type(passes) is not int or passes < 1:
         raise ConfigError(f"backward_passes_per_step={passes!r} must be a whole number, 1 or more")
     return passes
-
-
-def join(device: int = -1) -> int:
-    """Wait until all processes have called this; contribute zeros to their reductions.
-
-    For processes with different numbers of batches: one without further batches calls this, and the
-    others continue. Averages are over all processes, with zeros of the joined ones, as in Horovod.
-    All processes must have made the same optimizers before.
-
-    While no process has joined this costs nothing: a process announces it in the 64 bytes that
-    processes exchange anyway before each step of an optimizer and each operation.
-
-    Args:
-        device: accepted for compatibility with Horovod.
-
-    Returns:
-        The rank of the process that called it last, the same on all.
-
-    Raises:
-        CollectiveError: if a process was lost. A process that calls another operation than sums,
-            averages and optimizer steps meanwhile gets this error alone; the joined processes
-            continue to wait.
-        ConfigError: if there is an optimizer of a process set, which would wait for ever.
-    """
-    world = group_of()
-    sets = [group for _, group in place().sets.values() if group is not None]
-    # Those of before a shutdown do not count.
-    if any(group in _OPTIMIZERS for group in sets if group is not world):
-        raise ConfigError(
-            "hvd.join() cannot be called with an optimizer of a process set. Give all processes "
-            "the same number of batches instead"
-        )
-    mine = _OPTIMIZERS.get(world, [])
-    # In their threads, because all of them and the world wait for the others at the same time.
-    waits = [group.submit(group.join) for group, _ in mine]
-    last = world.join()
-    for wait in waits:
-        wait.result()
-    return last
 
 
 def _own(params: Sequence[torch.Tensor], reducer: Reducer) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod
 
 from sparkdl.collectives.group import Group
 from sparkdl.core.errors import ConfigError
@@ -112,7 +111,6 @@ class Reducer:
         self._known = {id(param) for param in self._params}
         self._group = group
         self._options = options
-        group.register_step(WeakMethod(self._join_step))
         self._check_same()
         self._buckets: list[Bucket] = []
         self._places: dict[int, tuple[int, int]] = {}
@@ -230,35 +228,19 @@ class Reducer:
         self._filled.add(number)
         # In order: all members must reduce the same bucket, whatever was ready first.
         while self._next < len(self._buckets) and not self._buckets[self._next].waits_for:
-            work = self._reduction(self._buckets[self._next].flat, is_first=self._next == 0)
-            self._futures.append(self._group.submit(work))
+            self._futures.append(self._group.submit(self._reduction(self._next)))
             self._next += 1
 
-    def _reduction(self, flat: torch.Tensor, is_first: bool) -> Callable[[], torch.Tensor]:
+    def _reduction(self, number: int) -> Callable[[], torch.Tensor]:
         how, compression = self._options.call.how, self._options.compression
+        flat = self._buckets[number].flat
 
         def work() -> torch.Tensor:
-            # The members agree once a step, with its first bucket, and not for each of them.
-            if is_first:
-                self._announce_step()
             narrow, ctx = compression.compress(flat)
-            self._group.reduce_now_(narrow, how)
+            self._group.all_reduce_(narrow, how, f"gradients {number}")
             return compression.decompress(narrow, ctx)
 
         return after_stream_of(flat, work)
-
-    def _announce_step(self) -> None:
-        how = self._options.call.how
-        self._group.step(0, f"by {how}", how.op.is_sum)
-
-    def _join_step(self) -> None:
-        """Take part in a step with zeros, in the group's thread."""
-        import torch
-
-        self._plan()
-        for bucket in self._buckets:
-            narrow, _ = self._options.compression.compress(torch.zeros_like(bucket.flat))
-            self._group.reduce_now_(narrow, self._options.call.how)
 
     def _check_same(self) -> None:
         """Raise `ConfigError` if the processes have different parameters."""
