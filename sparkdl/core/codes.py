@@ -16,8 +16,6 @@ class Code(Enum):
 
     CLUSTER_FAILED = "SPARKDL-CLUSTER-FAILED"
     """No node answers any more, because the cluster has failed for good."""
-    COLLECTIVE_FAILED = "SPARKDL-COLLECTIVE-FAILED"
-    """Nodes could not reduce or exchange values together."""
     FEED_LOST = "SPARKDL-FEED-LOST"
     """A feeder has lost the connection to a node."""
     NULL_VALUE = "SPARKDL-NULL-VALUE"

@@ -65,7 +65,7 @@ _SERVICE = (
 _ENGINE = "a part of Horovod's own launcher or engine, for which sparkdl has its own"
 _ON_SPARK = f"{_ENGINE}: call sparkdl.horovod.spark.run"
 _AGGREGATION = f"{_ENGINE}: DistributedOptimizer(backward_passes_per_step=…) adds gradients up"
-_FACES = ("torch", "tensorflow", "tensorflow.keras", "keras")
+_FACES = ("torch", "tensorflow", "keras")
 _OF_HOROVOD = {
     "_keras": f"{_ENGINE}: import sparkdl.horovod.keras or sparkdl.horovod.tensorflow.keras",
     "data": "a loader that reads ahead: use torch.utils.data.DataLoader(num_workers=…), or "
@@ -105,10 +105,9 @@ _OF_HOROVOD = {
     ),
     "spark.tensorflow": _SERVICE,
     "tensorflow.data": _SERVICE,
-    **dict.fromkeys(
-        ("keras.callbacks.BestModelCheckpoint", "tensorflow.keras.callbacks.BestModelCheckpoint"),
-        "a ModelCheckpoint of Keras: call it with save_best_only=True",
-    ),
+    "keras.callbacks.BestModelCheckpoint": "a ModelCheckpoint of Keras: call it with "
+    "save_best_only=True",
+    "common.elastic.State": "a base class: give hvd.elastic.ObjectState the objects to keep",
     **dict.fromkeys(
         (f"keras.callbacks.Update{part}StateCallback" for part in ("Batch", "Epoch")),
         "a count that a LambdaCallback of Keras keeps: on_epoch_end=lambda epoch, logs: "
@@ -120,7 +119,7 @@ _OF_HOROVOD = {
                 "tensorflow.PartialDistributedGradientTape",
                 "tensorflow.PartialDistributedOptimizer",
             ),
-            *("keras.PartialDistributedOptimizer", "tensorflow.keras.PartialDistributedOptimizer"),
+            "keras.PartialDistributedOptimizer",
         ),
         "for layers that are not shared: apply their gradients by an optimizer of their own",
     ),
@@ -140,7 +139,7 @@ _OF_HOROVOD = {
     **dict.fromkeys(
         (
             *("tensorflow.BroadcastGlobalVariablesHook", "tensorflow.broadcast_global_variables"),
-            *("keras.broadcast_global_variables", "tensorflow.keras.broadcast_global_variables"),
+            "keras.broadcast_global_variables",
         ),
         "for TensorFlow 1: call hvd.broadcast_variables(model.variables, root_rank=0), or use "
         "BroadcastGlobalVariablesCallback in fit",

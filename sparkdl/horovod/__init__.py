@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return run
     if name == "log_to_driver":
-        from sparkdl.horovod.driver_log import log_to_driver
+        from sparkdl.horovod.common.process_sets import log_to_driver
 
         return log_to_driver
     return missing_name(__name__, name)

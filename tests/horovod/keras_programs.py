@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -26,38 +25,22 @@ ALL: dict[str, dict[str, Any]] = {  # of DistributedOptimizer and compile
 }
 
 
-def keras_3(folder: Path, ctx: NodeContext) -> dict[str, Any]:
-    """Run all cases with Keras 3."""
-    import sparkdl.horovod.keras as hvd
-
-    found = _everything(hvd, folder, list(ALL))
-    found["fits"]["scaled"] = equals_one_process(hvd, "scaled", {})
-    return found | {"jit": keeps_out_of_xla(hvd)}
-
-
-def tf_keras(folder: Path, ctx: NodeContext) -> dict[str, Any]:
-    """Run all cases with tf_keras; in a process that has not imported TensorFlow yet."""
-    os.environ["TF_USE_LEGACY_KERAS"] = "1"
-    import sparkdl.horovod.tensorflow.keras as hvd
-
-    found = _everything(hvd, folder, ["adam", "passes"])
-    found["fits"]["legacy"] = equals_one_process(hvd, "legacy", {})
-    return found | {"corrected": corrects_the_momentum(hvd)}
-
-
-def _everything(hvd: Any, folder: Path, fits: list[str]) -> dict[str, Any]:
-    import tensorflow as tf
+def everything(folder: Path, ctx: NodeContext) -> dict[str, Any]:
+    """Run all cases."""
     import torch
+
+    import sparkdl.horovod.keras as hvd
 
     torch.set_num_threads(1)
     hvd.init()
-    return {
-        "fits": {name: equals_one_process(hvd, "adam", ALL[name]) for name in fits},
-        "rank": hvd.rank(),
-        "module": type(tf.keras.optimizers.Adam(0.1)).__module__.partition(".")[0],
+    found: dict[str, Any] = {
+        "fits": {name: equals_one_process(hvd, "adam", options) for name, options in ALL.items()},
         "advanced": trains_as_the_advanced_example(hvd, folder),
         "refused": refuses(hvd),
+        "jit": keeps_out_of_xla(hvd),
     }
+    found["fits"]["scaled"] = equals_one_process(hvd, "scaled", {})
+    return found
 
 
 def rows() -> tuple[Any, Any]:
@@ -82,8 +65,6 @@ def optimizer(name: str) -> Any:
     import tensorflow as tf
 
     library = tf.keras.optimizers
-    if name == "legacy":
-        return library.legacy.SGD(0.1, momentum=0.9)
     return library.LossScaleOptimizer(optimizer("adam")) if name == "scaled" else library.Adam(0.01)
 
 
@@ -179,24 +160,6 @@ class Seen:
 
         made = tf.keras.callbacks.LambdaCallback(on_train_batch_end=note)
         return made
-
-
-def corrects_the_momentum(hvd: Any) -> list[float]:
-    """Return the momentum of each batch while the rate is halved at each epoch."""
-    import tensorflow as tf
-
-    model, found = network(), []
-    x, y = rows()
-    legacy = tf.keras.optimizers.legacy.SGD(0.4, momentum=0.5)
-    model.compile(hvd.DistributedOptimizer(legacy), "mse")
-
-    class Looks(tf.keras.callbacks.Callback):  # type: ignore[misc]
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            found.append(float(np.asarray(model.optimizer.momentum)))
-
-    schedule = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5)
-    model.fit(x, y, batch_size=32, epochs=2, callbacks=[schedule, Looks()], verbose=0)
-    return found
 
 
 def refuses(hvd: Any) -> dict[str, str]:
@@ -299,12 +262,13 @@ def commits(hvd: Any, dies: Callable[[], None], committed: bytes | None = None) 
 
     state: Any = hvd.elastic.KerasState(model, epoch=0, batch=0)
     if committed is not None:
-        state.load_snapshot(cloudpickle.loads(committed))
+        state._kept = cloudpickle.loads(committed)
+        state.restore()
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])
     try:
         fit(state)
     except Interrupted:
-        return {"committed": cloudpickle.dumps(state.snapshot())}
+        return {"committed": cloudpickle.dumps(state._kept)}
     plain: Any = hvd_tf.elastic.TensorFlowState([tf.Variable([float(hvd.rank())])], word=hvd.rank())
     plain.sync()
     plain.variables[0].assign([5.0])

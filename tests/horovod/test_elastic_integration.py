@@ -108,8 +108,6 @@ def place(greeting: str, who: str) -> tuple[Any, ...]:
 
     hvd.init()
     state = hvd.elastic.ObjectState(value=hvd.rank())
-    with pytest.raises(ConfigError, match="must define snapshot"):
-        hvd.elastic.State().snapshot()
     state.value = [hvd.rank() + 1]
     state.commit()
     state.value.append(7)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from sparkdl.collectives.transport import Op
 from sparkdl.core.errors import ConfigError, RemovedError
-from sparkdl.horovod.common.exceptions import HorovodInternalError
 from sparkdl.horovod.common.process_sets import (
+    HorovodInternalError,
     ProcessSet,
     add_process_set,
     enter,

@@ -1,4 +1,4 @@
-"""Horovod's elastic training over sparkdl's restarts: `run`, `State`, `ObjectState`.
+"""Horovod's elastic training over sparkdl's restarts: `hvd.elastic` of all frameworks.
 
 `state.commit()` is a checkpoint. When a node is lost, all nodes restart, or fewer if `min_nodes`
 allows it: `run` restores the last commit into the state, then calls the training function again
@@ -10,17 +10,32 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
+import numpy as np
 
 from sparkdl.core.errors import CheckpointError, ConfigError
+from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.common.process_sets import group_of, place
 
 if TYPE_CHECKING:
+    import torch
+
     from sparkdl.node.context import NodeContext
 
+__all__ = [
+    "ElasticSampler",
+    "KerasState",
+    "ObjectState",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "TorchState",
+    "run",
+]
 _log = logging.getLogger(__name__)
 _FILE = "horovod-state.pkl"
 
@@ -40,7 +55,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     """
 
     @functools.wraps(func)
-    def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
+    def wrapper(state: ObjectState, *args: Any, **kwargs: Any) -> T:
         from sparkdl.node.context import current
 
         ctx = current()
@@ -56,21 +71,35 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     return wrapper
 
 
-class State:
-    """The state that a training restores after a restart. Subclasses save and restore it.
+class ObjectState:
+    """A state of objects, which are its attributes: a training restores them after a restart.
+
+    Those with `state_dict` and `load_state_dict`, such as PyTorch's models, optimizers and
+    schedulers, are kept by these; all others as they are.
 
     Args:
         bcast_object: accepted for compatibility with Horovod; objects go through the world's group.
         get_rank: likewise.
+        kwargs: names and first values; anything that can be pickled.
     """
 
     def __init__(
         self,
         bcast_object: Callable[..., Any] | None = None,
         get_rank: Callable[[], int] | None = None,
+        **kwargs: Any,
     ) -> None:
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._commits = 0
+        for name, value in kwargs.items():
+            setattr(self, name, value)
+        self._kept: dict[str, Any] = kwargs
+        self.save()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Register functions to call after a restart, before the state is synchronized.
@@ -81,12 +110,8 @@ class State:
 
     def on_reset(self) -> None:
         """Call the reset callbacks."""
-        self.reset()
         for callback in self._reset_callbacks:
             callback()
-
-    def reset(self) -> None:
-        """Do what a subclass needs after a restart, before the callbacks."""
 
     def commit(self, batches: int | Mapping[str, int] | None = None) -> None:
         """Keep the state as it is now, in a checkpoint; all processes call it, at the same step.
@@ -117,37 +142,25 @@ class State:
         self._commits += 1
         with ctx.checkpoint(self._commits, batches) as folder:
             if place().rank == 0:
-                (folder / _FILE).write_bytes(cloudpickle.dumps(self.snapshot()))
+                (folder / _FILE).write_bytes(cloudpickle.dumps(self._kept))
 
     def check_host_updates(self) -> None:
         """Do nothing: sparkdl takes in nodes that come, right after a commit."""
 
     def save(self) -> None:
-        """Keep the state in memory."""
-        raise NotImplementedError
+        """Keep copies of the objects in memory."""
+        self._kept = {name: self._copied(name) for name in self._kept}
 
     def restore(self) -> None:
-        """Make the state what `save` has kept."""
-        raise NotImplementedError
+        """Make the objects what `save` has kept."""
+        for name, kept in self._kept.items():
+            self._put(name, kept)
 
     def sync(self) -> None:
-        """Make the state of all processes that of rank 0."""
-        raise NotImplementedError
-
-    def snapshot(self) -> Any:
-        """Return what `save` has kept: anything that can be pickled, without the GPU's tensors.
-
-        Raises:
-            ConfigError: if a subclass does not say it.
-        """
-        raise ConfigError(
-            f"{type(self).__name__} must define snapshot() and load_snapshot(), so that commit() "
-            "can write it to a checkpoint; sparkdl restarts processes, whose memory is lost"
-        )
-
-    def load_snapshot(self, snapshot: Any) -> None:
-        """Make the state, and what `save` has kept, what `snapshot` had returned."""
-        raise ConfigError(f"{type(self).__name__} must define load_snapshot(), see snapshot()")
+        """Make the objects of all processes those of rank 0, and keep them."""
+        self.save()
+        self._kept = group_of().broadcast_object(self._kept)
+        self.restore()
 
     def _resume(self, ctx: NodeContext) -> None:
         """Load the last commit, if there is one."""
@@ -161,81 +174,215 @@ class State:
                 "checkpoint_dir of its own for this training"
             )
         self._commits = last.step
-        self.load_snapshot(cloudpickle.loads(path.read_bytes()))
-
-
-class ObjectState(State):
-    """A state of plain objects, which are its attributes.
-
-    A subclass for a framework says how its objects are kept: `_copied`, `_put`, `_synced`.
-
-    Args:
-        bcast_object, get_rank: accepted for Horovod's sake, see `State`.
-        kwargs: names and first values; anything that can be pickled.
-    """
-
-    def __init__(
-        self,
-        bcast_object: Callable[..., Any] | None = None,
-        get_rank: Callable[[], int] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(bcast_object, get_rank)
-        for name, value in kwargs.items():
-            setattr(self, name, value)
-        self._kept: dict[str, Any] = kwargs
-        self.save()
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
-        def __setattr__(self, name: str, value: Any) -> None: ...
-
-    def save(self) -> None:
-        """Keep copies of the objects in memory."""
-        self._kept = {name: self._copied(name) for name in self._kept}
-
-    def restore(self) -> None:
-        """Make the objects what `save` has kept."""
-        for name, kept in self._kept.items():
-            self._put(name, kept)
-
-    def sync(self) -> None:
-        """Make the objects of all processes those of rank 0, and keep them."""
-        shared = {name for name in self._kept if self._synced(name)}
-        self.save()
-        rest = {name: kept for name, kept in self._kept.items() if name not in shared}
-        for name, kept in group_of().broadcast_object(rest).items():
-            self._kept[name] = kept
-            self._put(name, kept)
-
-    def snapshot(self) -> Any:
-        """Return what `save` has kept."""
-        return self._kept
-
-    def load_snapshot(self, snapshot: Any) -> None:
-        """Take the objects over.
-
-        Raises:
-            ConfigError: if one of them is not in this state.
-        """
-        if unknown := [name for name in snapshot if name not in self._kept]:
+        kept = cloudpickle.loads(path.read_bytes())
+        if unknown := [name for name in kept if name not in self._kept]:
             raise ConfigError(
                 f"the last commit has the state of {unknown[0]!r}, which this "
                 f"{type(self).__name__} has not (it keeps {[*self._kept]}): give it the same "
                 "attributes, or choose another checkpoint_dir"
             )
-        self._kept |= snapshot
+        self._kept |= kept
         self.restore()
 
     def _copied(self, name: str) -> Any:
         """Return a copy of an object in the memory of the host."""
-        return copy.deepcopy(getattr(self, name))
+        value = getattr(self, name)
+        return on_cpu(value.state_dict()) if _has_state(value) else copy.deepcopy(value)
 
     def _put(self, name: str, kept: Any) -> None:
         """Make an object what `_copied` has returned."""
-        setattr(self, name, copy.deepcopy(kept))
+        # A copy, because PyTorch's optimizers go on with the tensors that they are given.
+        if _has_state(value := getattr(self, name)):
+            value.load_state_dict(copy.deepcopy(kept))
+        else:
+            setattr(self, name, copy.deepcopy(kept))
 
-    def _synced(self, name: str) -> bool:
-        """Whether an object travels on its own; it is rank 0's then. Others are pickled."""
-        return False
+
+def _has_state(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def on_cpu(nest: Any) -> Any:
+    """Return a copy of a nest of dicts, lists and tuples, with its tensors on the CPU.
+
+    A GPU's memory holds them already.
+    """
+    import torch
+
+    if isinstance(nest, dict):
+        return {key: on_cpu(item) for key, item in nest.items()}
+    if type(nest) in (list, tuple):
+        return type(nest)(map(on_cpu, nest))
+    is_tensor = isinstance(nest, torch.Tensor)
+    return nest.detach().to("cpu", copy=True) if is_tensor else copy.deepcopy(nest)
+
+
+class TorchState(ObjectState):
+    """The state of a training with PyTorch.
+
+    Args:
+        model: kept by its `state_dict`.
+        optimizer: likewise.
+        kwargs: further attributes, see `ObjectState`.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(model=model, optimizer=optimizer, **kwargs)
+
+
+class TensorFlowState(ObjectState):
+    """The state of some variables, and plain objects.
+
+    Args:
+        variables: of TensorFlow or Keras.
+        session: accepted for Horovod's sake.
+        kwargs: names and first values of further attributes; anything that can be pickled.
+
+    Raises:
+        ConfigError: without variables.
+    """
+
+    def __init__(
+        self, variables: Iterable[Any] | None = None, session: None = None, **kwargs: Any
+    ) -> None:
+        found = list(variables or ())
+        if not found:
+            raise ConfigError(
+                "give TensorFlowState the variables to keep: TensorFlow 2 has no list of them all"
+            )
+        super().__init__(variables=found, **kwargs)
+
+    def _copied(self, name: str) -> Any:
+        if name != "variables":
+            return super()._copied(name)
+        return [np.array(variable) for variable in self.variables]
+
+    def _put(self, name: str, kept: Any) -> None:
+        if name != "variables":
+            super()._put(name, kept)
+            return
+        own, found = ([tuple(each.shape) for each in values] for values in (self.variables, kept))
+        if own != found:
+            raise ConfigError(
+                f"the last commit has variables of the shapes {found}, and this training {own}: "
+                "choose another checkpoint_dir for another model"
+            )
+        for variable, value in zip(self.variables, kept, strict=True):
+            variable.assign(value)
+
+
+class TensorFlowKerasState(TensorFlowState):
+    """The state of a model of Keras, its optimizer, and plain objects.
+
+    Args:
+        model: built.
+        optimizer: the model's by default.
+        backend: accepted for Horovod's sake.
+        kwargs: names and first values of further attributes; anything that can be pickled.
+
+    Raises:
+        ConfigError: if the model has not been built.
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+    ) -> None:
+        from sparkdl.horovod.tensorflow.optimizer import build
+
+        self.model = model
+        self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        if not model.built:
+            raise ConfigError("the model is not built: call model.build(input_shape) before")
+        variables = list(model.weights)
+        if self.optimizer is not None:
+            # Now, so that all processes have the same variables to restore and to broadcast.
+            build(self.optimizer, model.trainable_variables)
+            variables += self.optimizer.variables
+        super().__init__(variables, **kwargs)
+
+
+KerasState = TensorFlowKerasState
+
+
+class ElasticSampler:
+    """Gives each process its share of a data set's indices, and skips used ones.
+
+    For `DataLoader(…, sampler=sampler)`. Put it into the `TorchState`, call `record_batch` after
+    each batch, and `set_epoch` at the end of each epoch.
+
+    Args:
+        dataset: its length must not change.
+        shuffle: whether the order is random, another one in each epoch.
+        seed: of that order, the same on all processes.
+
+    Attributes:
+        epoch: as it was set last.
+        processed_num: how many indices of this epoch all processes together have used.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.processed_num = 0
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch without any used rows.
+
+        Call it at the end of an epoch rather than at the beginning of one: a restart begins within
+        an epoch, whose used rows must not be forgotten.
+        """
+        self.epoch = epoch
+        self.processed_num = 0
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Note that each process has used a batch of so many rows."""
+        self.processed_num += batch_size * self.num_replicas
+
+    def state_dict(self) -> dict[str, int]:
+        """Return epoch and progress."""
+        return {"epoch": self.epoch, "processed_num": self.processed_num}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where another sampler of this data set was."""
+        self.epoch = state_dict["epoch"]
+        self.processed_num = state_dict["processed_num"]
+        self.reset()
+
+    def reset(self) -> None:
+        """Share out the epoch's remaining indices among the current processes."""
+        self.num_replicas, self.rank = place().size, place().rank
+        indices = list(range(len(self.dataset)))
+        if self.shuffle:
+            # By seed and epoch alone: all processes, and restarted ones, have the same order.
+            random.Random(self.seed + self.epoch).shuffle(indices)
+        self.remaining_indices = indices[self.processed_num :]
+        self.num_samples = math.ceil(len(self.remaining_indices) / self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        """Return this process's indices; some come twice, so that all have the same number."""
+        left = self.remaining_indices
+        extra = self.total_size - len(left)
+        if left and extra:
+            left = left + (left * math.ceil(extra / len(left)))[:extra]
+        return iter(left[self.rank : self.total_size : self.num_replicas])
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+def __getattr__(name: str) -> Any:
+    if name.endswith("StateCallback"):  # classes of Keras, which is imported on first use
+        from sparkdl.horovod.keras import callbacks
+
+        return getattr(callbacks, name)
+    return missing_name(__name__, name)

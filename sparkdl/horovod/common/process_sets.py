@@ -5,6 +5,7 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/common/process_sets.py
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import index
@@ -12,16 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.collectives.connect import connect
 from sparkdl.collectives.group import Group
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import CollectiveError, ConfigError
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.world import Member
-from sparkdl.horovod.common.exceptions import NotInitializedError
+from sparkdl.node.error_lines import MARK
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
 
 OPERATION_TIMEOUT_S = 1800.0
 """Until a collective that not all processes have called is an error; as in torch.distributed."""
+
+
+HorovodInternalError = CollectiveError
+"""A collective failed; Horovod's name. Inside `hvd.elastic.run` it leads to a restart."""
+
+
+class NotInitializedError(ConfigError):
+    """`hvd.init()` has not been called, or `hvd.shutdown()` has."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +176,17 @@ def report_step(step: int) -> None:
     ctx = current()
     if ctx is not None:
         ctx.report(step)
+
+
+def log_to_driver(message: str) -> None:
+    """Send a message from a process to the driver, which prints it.
+
+    Where the driver prints all lines this is one of them, of the error output.
+    """
+    # On the standard output, whose lines are marked by no one else: see `mark_error_lines`.
+    for line in str(message).splitlines() or [""]:
+        sys.stdout.write(f"{MARK}{line}\n")
+    sys.stdout.flush()
 
 
 def shutdown() -> None:

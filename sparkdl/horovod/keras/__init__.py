@@ -1,31 +1,29 @@
 """Horovod's API for Keras 3 on TensorFlow: `import sparkdl.horovod.keras as hvd`.
 
-See docs/horovod.md.
+`sparkdl.horovod.tensorflow.keras` is the same module. See docs/horovod.md.
 
 Runs in: child
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping
-from inspect import Signature, signature
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparkdl.core.namesakes import missing_name
-from sparkdl.horovod.common import basics
+from sparkdl.horovod.common import basics, elastic
 from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
 from sparkdl.horovod.common.compression import Compression, Compressor
-from sparkdl.horovod.keras import callbacks, elastic
-from sparkdl.horovod.keras.callbacks import library_named
+from sparkdl.horovod.keras import callbacks
 from sparkdl.horovod.tensorflow import mpi_ops
-from sparkdl.horovod.tensorflow import optimizer as _tensorflow
 from sparkdl.horovod.tensorflow.functions import (
     allgather_object,
     broadcast_object,
     broadcast_variables,
 )
 from sparkdl.horovod.tensorflow.mpi_ops import barrier, join
+from sparkdl.horovod.tensorflow.optimizer import DistributedOptimizer
 
 __all__ = [
     *basics.__all__,
@@ -45,47 +43,38 @@ __all__ = [
     "reducescatter",
 ]
 
-__getattr__ = functools.partial(missing_name, __name__)
+# Where Horovod's programs import it from.
+sys.modules[f"{__name__}.elastic"] = elastic
 
 
-def in_order(function: Callable[..., Any], *first: str, **renamed: str) -> Callable[..., Any]:
-    """Return a function of `sparkdl.horovod.tensorflow` whose arguments begin with these.
+def __getattr__(name: str) -> Any:
+    if name == "LogCallback":  # of Databricks' sparkdl
+        return callbacks.LogCallback
+    return missing_name(__name__, name)
 
-    Horovod's modules have the same arguments, each in an order of its own.
+
+allgather, broadcast = mpi_ops.allgather, mpi_ops.broadcast
+
+
+def allreduce(value: Any, name: str | None = None, **options: Any) -> Any:
+    """Return a tensor, or what becomes one, reduced over all members.
 
     Args:
-        renamed: the function's names for some of them.
+        options: of `sparkdl.horovod.tensorflow.allreduce`.
     """
-    known = signature(function).parameters
-    rest = [name for name in known if name not in (*first, *renamed.values())]
-    own = Signature([known[renamed.get(n, n)].replace(name=n) for n in (*first, *rest)])
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        given = own.bind(*args, **kwargs).arguments
-        return function(**{renamed.get(name, name): value for name, value in given.items()})
-
-    call.__signature__ = own  # type: ignore[attr-defined]
-    return call
+    return mpi_ops.allreduce(value, name=name, **options)
 
 
-_FIRST = (
-    *("optimizer", "name", "device_dense", "device_sparse", "compression", "sparse_as_dense"),
-    *("gradient_predivide_factor", "op"),
-)
-DistributedOptimizer = in_order(_tensorflow.DistributedOptimizer, *_FIRST, "num_groups", "groups")
-allreduce = in_order(
-    mpi_ops.allreduce,
-    *("value", "name", "average", "prescale_factor", "postscale_factor", "op", "compression"),
-    value="tensor",
-)
-allgather = in_order(mpi_ops.allgather, "value", "name", value="tensor")
-broadcast = in_order(mpi_ops.broadcast, "value", "root_rank", "name", value="tensor")
-reducescatter = in_order(mpi_ops.reducescatter, "value", "name", "op", value="tensor")
+def reducescatter(value: Any, name: str | None = None, **options: Any) -> Any:
+    """Return this member's share of the rows of the reduced tensor.
+
+    Args:
+        options: of `sparkdl.horovod.tensorflow.reducescatter`.
+    """
+    return mpi_ops.reducescatter(value, name=name, **options)
 
 
-def load(
-    library: str,
+def load_model(
     filepath: Any,
     custom_optimizers: Iterable[type[Any]] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
@@ -95,17 +84,17 @@ def load(
     """Return a saved model; its optimizer is a `DistributedOptimizer` and continues where it was.
 
     Args:
-        library: `keras` or `tf.keras`.
         filepath: of the model.
         custom_optimizers: classes that Keras does not know.
         custom_objects: other things that Keras does not know, by name.
         compression: of the gradients.
-        legacy_opts: accepted; optimizers of `keras.optimizers.legacy` are found anyway.
+        legacy_opts: accepted, without effect.
 
     Raises:
         ValueError: of Keras, if there is no such model.
     """
-    keras = library_named(library)
+    import keras
+
     known = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=known)
     if getattr(model, "optimizer", None) is not None:
@@ -114,7 +103,3 @@ def load(
             # The step exchanges gradients by Python, which XLA cannot compile.
             model.jit_compile = False
     return model
-
-
-load_model = functools.partial(load, "keras")
-"""See `load`."""

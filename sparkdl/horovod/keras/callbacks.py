@@ -1,27 +1,26 @@
-"""Horovod's callbacks for Keras 3, and the mixins of all callbacks, `hvd.elastic`'s included.
+"""Horovod's callbacks for Keras 3, `hvd.elastic`'s included.
 
-A callback must be a subclass of `Callback` in Keras 3 or in `tf.keras`, and neither is imported
-before its first use. `classes` therefore builds the callbacks of one of the two from the mixins
-here. https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.keras
+A callback must be a subclass of Keras' `Callback`, and Keras is imported on first use. `_made`
+therefore makes them of the mixins here. https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.keras
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
-from importlib import import_module
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.namesakes import advise
+from sparkdl.core.namesakes import missing_name
 from sparkdl.datasets.keras_epochs import FEEDS, let_epochs_differ
 from sparkdl.frameworks.keras_checkpoint import FeedCount
 from sparkdl.horovod.common import group_of, rank, size
-from sparkdl.horovod.common.elastic import State
-from sparkdl.horovod.common.process_sets import report_step
+from sparkdl.horovod.common.elastic import ObjectState
+from sparkdl.horovod.common.process_sets import log_to_driver, report_step
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
-from sparkdl.horovod.tensorflow.optimizer import build, variables_of
+from sparkdl.horovod.tensorflow.optimizer import build
 from sparkdl.node.context import current
 
 _log = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ class Broadcast:
 
     def _send(self) -> None:
         self.broadcast_done = True
-        variables = [*self.model.weights, *variables_of(self.model.optimizer)]
+        variables = [*self.model.weights, *self.model.optimizer.variables]
         broadcast_variables(variables, self.root_rank)
 
 
@@ -104,9 +103,8 @@ class Schedule:
         multiplier: of `initial_lr`, by epoch; a number `m` stands for `m ** (epoch - start_epoch)`.
         start_epoch, end_epoch: the first epoch of the schedule, and the first one after it.
         staircase: by whole epochs; otherwise by parts of an epoch, batch by batch.
-        momentum_correction: multiply the momentum by the change of the rate, for one batch (Goyal
-            et al., 2017, section 2.1). This works with optimizers of `tf_keras.optimizers.legacy`
-            alone; a log line reports an unchanged momentum of others.
+        momentum_correction: accepted; Keras 3 has no momentum that could be changed. A log line
+            says so of an optimizer with one.
         steps_per_epoch: if Keras does not know it.
 
     Raises:
@@ -135,7 +133,6 @@ class Schedule:
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
         self.current_epoch = 0
-        self._momentum: float | None = None
         if callable(multiplier):
             self.multiplier = multiplier
         else:
@@ -151,17 +148,12 @@ class Schedule:
                     f"{type(self).__name__} does not know how many steps an epoch has: give it "
                     "steps_per_epoch, or give that to fit"
                 )
-        if hasattr(self.model.optimizer, "_create_hypers"):
-            # Legacy optimizers make their momentum a variable only now.
-            self.model.optimizer._create_hypers()
-        if self.momentum_correction and self._momentum_variable() is None:
-            self.momentum_correction = False
-            if getattr(self.model.optimizer, "momentum", 0.0):
-                _log.warning(
-                    "momentum_correction is not done: %s has a momentum that cannot be changed. "
-                    "Give momentum_correction=False, or an optimizer whose momentum is a variable",
-                    type(self.model.optimizer).__name__,
-                )
+        if self.momentum_correction and getattr(self.model.optimizer, "momentum", 0.0):
+            _log.warning(
+                "momentum_correction is not done: %s has a momentum that cannot be changed. Give "
+                "momentum_correction=False",
+                type(self.model.optimizer).__name__,
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Remember the epoch."""
@@ -177,31 +169,13 @@ class Schedule:
         elif batch == 0:
             self._set(epoch)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Set the momentum back."""
-        if self._momentum is not None:
-            self._momentum_variable().assign(self._momentum)
-            self._momentum = None
-
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the rate to the metrics, as `lr`."""
         if logs is not None:
             logs["lr"] = number(self.model.optimizer.learning_rate)
 
     def _set(self, epoch: float) -> None:
-        before = number(self.model.optimizer.learning_rate)
-        rate = self.initial_lr * self.multiplier(epoch)
-        self.model.optimizer.learning_rate = rate
-        if self.momentum_correction and before:
-            variable = self._momentum_variable()
-            self._momentum = number(variable)
-            variable.assign(self._momentum * rate / before)
-
-    def _momentum_variable(self) -> Any:
-        optimizer = self.model.optimizer
-        # Legacy optimizers alone have their momentum as a variable.
-        found = getattr(optimizer, "_hyper", {}).get("momentum")
-        return found if hasattr(found, "assign") else None
+        self.model.optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
 
 
 class Warmup(Schedule):
@@ -264,7 +238,7 @@ class CommitState:
 
     params: dict[str, Any] | None  # of Keras
 
-    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
+    def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         super().__init__()
         if batches_per_commit < 1:
             raise ConfigError(f"batches_per_commit={batches_per_commit}: give a number from 1")
@@ -322,41 +296,55 @@ class CommitState:
 setattr(CommitState, FEEDS, CommitState._train_on)
 
 
-@functools.cache
-def classes(library: str) -> dict[str, type[Any]]:
-    """Return the callbacks by name, those of `hvd.elastic` with them.
+class Log:
+    """Sends what `fit` reports to the driver: the metrics of each epoch. Databricks' callback.
 
     Args:
-        library: `keras`, or `tf.keras` for the one that TensorFlow has.
+        per_batch_log: whether to send those of each batch, too.
     """
-    keras = library_named(library)
-    callback = keras.callbacks.Callback
-    parts: dict[str, tuple[type[Any], type[Any]]] = {
-        "BroadcastGlobalVariablesCallback": (Broadcast, callback),
-        "MetricAverageCallback": (MetricAverage, callback),
-        "LearningRateScheduleCallback": (Schedule, callback),
-        "LearningRateWarmupCallback": (Warmup, callback),
-        "CommitStateCallback": (CommitState, callback),
-    }
-    return {name: type(name, bases, {"__doc__": bases[0].__doc__}) for name, bases in parts.items()}
+
+    def __init__(self, per_batch_log: bool = False) -> None:
+        super().__init__()
+        self._has_batches = per_batch_log
+        self._began_s = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Send the number of the epoch, from 0."""
+        self._began_s = time.monotonic()
+        log_to_driver(f"Epoch {epoch} begins")
+
+    def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Send the metrics, if asked to."""
+        if self._has_batches:
+            log_to_driver(f"Batch {batch}: {_metrics(logs)}")
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Send the metrics and the seconds."""
+        took_s = time.monotonic() - self._began_s
+        log_to_driver(f"Epoch {epoch} ended after {took_s:.1f} s: {_metrics(logs)}")
 
 
-def library_named(name: str) -> Any:
-    """Return the module `keras` or `tf.keras`."""
-    return import_module("tensorflow").keras if name == "tf.keras" else import_module(name)
+def _metrics(logs: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name}={float(value):.6g}" for name, value in (logs or {}).items())
 
 
-def callback_named(library: str, name: str) -> type[Any]:
-    """Return a callback as a class of a library: the `__getattr__` of the modules that have them.
-
-    Raises:
-        RemovedModuleError: if it is one of Horovod's that is not there.
-        AttributeError: if there is none of this name.
-    """
-    advise(f"sparkdl.horovod.keras.callbacks.{name}")
-    if not name.startswith("_") and (found := classes(library).get(name)):
-        return found
-    raise AttributeError(f"Horovod's callbacks for {library} have no attribute {name!r}")
+_MIXINS: dict[str, type[Any]] = {
+    "BroadcastGlobalVariablesCallback": Broadcast,
+    "CommitStateCallback": CommitState,
+    "LearningRateScheduleCallback": Schedule,
+    "LearningRateWarmupCallback": Warmup,
+    "LogCallback": Log,
+    "MetricAverageCallback": MetricAverage,
+}
 
 
-__getattr__ = functools.partial(callback_named, "keras")
+@functools.cache
+def _made(name: str) -> type[Any]:
+    import keras
+
+    mixin = _MIXINS[name]
+    return type(name, (mixin, keras.callbacks.Callback), {"__doc__": mixin.__doc__})
+
+
+def __getattr__(name: str) -> Any:
+    return _made(name) if name in _MIXINS else missing_name(__name__, name)

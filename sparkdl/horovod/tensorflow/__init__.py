@@ -6,11 +6,12 @@ Runs in: child
 from __future__ import annotations
 
 import functools
+import sys
 
 from sparkdl.core.namesakes import missing_name
-from sparkdl.horovod.common import basics
+from sparkdl.horovod.common import basics, compression, elastic
 from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
-from sparkdl.horovod.tensorflow import elastic, functions, mpi_ops
+from sparkdl.horovod.tensorflow import functions, mpi_ops
 from sparkdl.horovod.tensorflow.functions import *  # noqa: F403 (all of it)
 from sparkdl.horovod.tensorflow.gradients import DistributedGradientTape
 from sparkdl.horovod.tensorflow.mpi_ops import *  # noqa: F403 (all of it)
@@ -25,5 +26,6 @@ __all__ = [
     "elastic",
 ]
 
-
+# Where Horovod's programs import them from.
+sys.modules |= {f"{__name__}.elastic": elastic, f"{__name__}.compression": compression}
 __getattr__ = functools.partial(missing_name, __name__)

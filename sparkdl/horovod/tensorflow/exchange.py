@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkdl.collectives.group import Group
-from sparkdl.core.codes import Code
 from sparkdl.core.errors import (
     CollectiveError,
     ConfigError,
@@ -132,8 +131,8 @@ def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, An
             return _moved(work, *map(tf.identity, tensors))
     # The variable is read first and written last: TensorFlow keeps such accesses in program order.
     with tf.device("CPU:0"), tf.control_dependencies([turn().read_value()]):
-        coded = _coded(functools.partial(_moved, work))
-        results = tf.py_function(coded, list(tensors), [dtype for dtype, _ in like])
+        moved = functools.partial(_moved, work)
+        results = tf.py_function(moved, list(tensors), [dtype for dtype, _ in like])
     with tf.control_dependencies(list(results)):
         turn().assign_add(1)
     for result, (_, shape) in zip(results, like, strict=True):
@@ -161,18 +160,6 @@ def _moved(work: Function, *tensors: Any) -> list[Any]:
         whole = result if is_taken else result.clone(memory_format=contiguous_format)
         results.append(tf.experimental.dlpack.from_dlpack(to_dlpack(whole)))
     return results
-
-
-def _coded(work: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Add their codes to errors: TensorFlow reduces errors inside a graph to text."""
-
-    def coded(*tensors: Any) -> list[Any]:
-        try:
-            return work(*tensors)
-        except CollectiveError as error:
-            raise type(error)(f"{Code.COLLECTIVE_FAILED} {error}") from error.__cause__
-
-    return coded
 
 
 def turn() -> Any:

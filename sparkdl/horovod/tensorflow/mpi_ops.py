@@ -25,7 +25,7 @@ from sparkdl.horovod.common.basics import (
     Sum,
     global_process_set,
 )
-from sparkdl.horovod.common.compression import narrowed
+from sparkdl.horovod.common.compression import Compression, Compressor, narrowed
 from sparkdl.horovod.common.operations import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -36,7 +36,6 @@ from sparkdl.horovod.common.operations import (
     reduction,
 )
 from sparkdl.horovod.common.process_sets import join_all, root_in
-from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.exchange import operate, tensorflow_errors, with_rows
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
 

@@ -1,8 +1,7 @@
-"""Optimizers of Keras 3 and tf_keras that reduce their gradients over all members.
+"""Optimizers of Keras that reduce their gradients over all members.
 
-The optimizer becomes one of a subclass that is made for it: `apply` (Keras 3) or `apply_gradients`
-(tf_keras) reduces the gradients first. Its `__class__` is the stock one, so a saved model names
-that, and loads where there is no sparkdl.
+The optimizer becomes one of a subclass that is made for it: `apply` reduces the gradients first.
+Its `__class__` is the stock one, so a saved model names that, and loads where there is no sparkdl.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sparkdl.collectives.transport import Op
 from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.core.patch import Function, Patch
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set
-from sparkdl.horovod.tensorflow.compression import Compression, Compressor
+from sparkdl.horovod.common.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.exchange import outside_of_functions
 from sparkdl.horovod.tensorflow.gradients import Reduction
 
@@ -26,6 +25,7 @@ _log = logging.getLogger(__name__)
 def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
     optimizer: Any,
     name: str | None = None,
+    *,
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
@@ -46,7 +46,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
     with the new one.
 
     Args:
-        optimizer: of Keras 3 or tf_keras.
+        optimizer: of Keras 3.
         backward_passes_per_step: so many calls add up gradients, and the last one applies them.
             The optimizer's iterations count updates only.
         average_aggregated_gradients: divide the sum by `backward_passes_per_step`.
@@ -56,23 +56,20 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
             with Horovod.
 
     Raises:
-        RemovedError: for an optimizer of TensorFlow 1.
+        RemovedError: for an optimizer of TensorFlow 1 or of tf_keras.
     """
     how = Reduction(compression, sparse_as_dense, op, gradient_predivide_factor, process_set)
     passes = Passes(backward_passes_per_step, average_aggregated_gradients)
-    return distributed(optimizer, how, passes)
-
-
-def distributed(optimizer: Any, how: Reduction, passes: Passes) -> Any:
-    """Return the optimizer as one that reduces; see `DistributedOptimizer`."""
-    library = _library_of(optimizer)
+    _check(optimizer)
     if is_distributed(optimizer):
         raise ConfigError(f"{optimizer!r} is a DistributedOptimizer already; wrap it once")
     base = optimizer.__class__
-    apply = _apply if library == "keras" else _apply_gradients
-    stock = base.apply if library == "keras" else base.apply_gradients
+
+    def apply(self: Any, grads: Iterable[Any], trainable_variables: Any = None) -> None:
+        _apply(self, base.apply, grads, trainable_variables)
+
     members = {
-        stock.__name__: _method(apply, stock),
+        "apply": apply,
         "__class__": property(lambda self: base),
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -80,15 +77,18 @@ def distributed(optimizer: Any, how: Reduction, passes: Passes) -> Any:
     }
     kind: Any = type(base.__name__, (base,), members)
     # A built optimizer has variables, which a new one made of its configuration would lack.
-    if any(getattr(optimizer, name, None) for name in ("built", "_built", "_slots")):
+    if optimizer.built:
         result: Any = object.__new__(kind)
         vars(result).update(vars(optimizer))
     else:
         result = kind.from_config(optimizer.get_config())
     # Past Keras' `__setattr__`, which tracks what it is given and would save it.
     vars(result)["_sparkdl"] = _Settings(how, passes)
-    if library == "keras":
-        _keep_out_of_xla()
+    # On GPUs `compile(jit_compile="auto")` would hand the step to XLA, which cannot exchange.
+    if objection := _JIT.objection():
+        _log.warning("give compile() jit_compile=False on GPUs: %s", objection)
+    else:
+        _JIT.apply()
     return result
 
 
@@ -100,26 +100,14 @@ def is_distributed(optimizer: Any) -> bool:
 
 def build(optimizer: Any, variables: list[Any]) -> None:
     """Make an optimizer's variables now, if there are none yet."""
+    import keras
     import tensorflow as tf
 
-    # Out of a graph that is being traced, in which variables can be made only once.
-    with tf.init_scope():
-        if not hasattr(optimizer, "build"):  # of tf_keras.optimizers.legacy
-            optimizer._create_all_weights(variables)
-        elif _library_of(optimizer) == "tf_keras":
+    # Out of a graph that is being traced, in which variables can be made only once. In the scope
+    # that Keras uses, or the variables would have other paths.
+    with tf.init_scope(), keras.name_scope(optimizer.name):
+        if not optimizer.built:
             optimizer.build(variables)
-        elif not optimizer.built:
-            import keras
-
-            # As Keras does, or the variables would have other paths.
-            with keras.name_scope(optimizer.name):
-                optimizer.build(variables)
-
-
-def variables_of(optimizer: Any) -> list[Any]:
-    """Return the variables that an optimizer of Keras has by now."""
-    variables = getattr(optimizer, "variables", [])
-    return list(variables() if callable(variables) else variables)
 
 
 @dataclass(frozen=True)
@@ -128,14 +116,6 @@ class _Settings:
 
     how: Reduction
     passes: Passes
-
-
-def _method(function: Function, stock: Function) -> Function:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(self, stock, *args, **kwargs)
-
-    method.__name__, method.__doc__ = stock.__name__, stock.__doc__
-    return method
 
 
 def _apply(
@@ -147,79 +127,33 @@ def _apply(
         return
     if trainable_variables is None:
         trainable_variables = self._trainable_variables
-    variables = list(trainable_variables)
-    _reduce_and(self, gradients, variables, lambda reduced: stock(self, reduced, variables))
-
-
-def _apply_gradients(
-    self: Any, stock: Function, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any
-) -> Any:
-    pairs = list(grads_and_vars)
-    # The arguments by which Keras is told that gradients are reduced already.
-    is_reduced = kwargs.get("skip_gradients_aggregation", False) or not kwargs.get(
-        "experimental_aggregate_gradients", True
-    )
-    if is_reduced or not pairs:
-        return stock(self, pairs, *args, **kwargs)
-    gradients, variables = (list(part) for part in zip(*pairs, strict=True))
-
-    def step(reduced: list[Any]) -> None:
-        stock(self, list(zip(reduced, variables, strict=True)), *args, **kwargs)
-
-    _reduce_and(self, gradients, variables, step)
-    return self.iterations
-
-
-def _reduce_and(
-    optimizer: Any, gradients: list[Any], variables: list[Any], step: Callable[[list[Any]], Any]
-) -> None:
-    settings = optimizer._sparkdl
+    variables, settings = list(trainable_variables), self._sparkdl
     if settings.passes.count > 1:
         # Before `tf.cond`, in whose branches no variable can be made.
-        build(optimizer, variables)
-    settings.passes.add(gradients, lambda totals: step(settings.how.reduce(totals)))
+        build(self, variables)
+    settings.passes.add(
+        gradients, lambda totals: stock(self, settings.how.reduce(totals), variables)
+    )
 
 
-def _library_of(optimizer: Any) -> str:
-    """Return `keras` or `tf_keras`.
+def _check(optimizer: Any) -> None:
+    """Raise for what is no optimizer of Keras 3 on TensorFlow."""
+    import keras
 
-    Raises:
-        ConfigError: if it is no Keras optimizer, or for Keras on PyTorch or JAX.
-        RemovedError: for an optimizer of TensorFlow 1.
-    """
-    origins = [cls.__module__ for cls in type(optimizer).__mro__]
-    if any(origin.startswith("tensorflow.python.training") for origin in origins):
-        raise RemovedError(
-            f"{type(optimizer).__name__} is an optimizer of TensorFlow 1: use one of Keras, or "
-            "hvd.DistributedGradientTape"
-        )
-    libraries = [origin.partition(".")[0] for origin in origins]
-    for library, method in (("keras", "apply"), ("tf_keras", "apply_gradients")):
-        if library in libraries and hasattr(optimizer, method):
-            break
-    else:
-        raise ConfigError(f"{optimizer!r} must be an optimizer of Keras 3 or tf_keras")
-    if library == "keras":
-        import keras
-
-        if keras.backend.backend() != "tensorflow":
-            raise ConfigError(
-                f"Keras runs on {keras.backend.backend()}: set KERAS_BACKEND=tensorflow for the "
-                "executors (spark.executorEnv.KERAS_BACKEND), or use sparkdl.horovod.torch in a "
-                "loop of your own"
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        home = type(optimizer).__module__.partition(".")[0]
+        if home in ("tensorflow", "tf_keras"):
+            raise RemovedError(
+                f"{type(optimizer).__name__} is an optimizer of TensorFlow 1 or of Keras 2: use "
+                "one of Keras 3 (without TF_USE_LEGACY_KERAS), or hvd.DistributedGradientTape"
             )
-    return library
-
-
-def _keep_out_of_xla() -> None:
-    """Keep Keras 3 from compiling models with a distributed optimizer by XLA.
-
-    On GPUs `compile(jit_compile="auto")` would hand the step to XLA, which cannot exchange.
-    """
-    if objection := _JIT.objection():
-        _log.warning("give compile() jit_compile=False on GPUs: %s", objection)
-    else:
-        _JIT.apply()
+        raise ConfigError(f"{optimizer!r} must be an optimizer of Keras 3")
+    if keras.backend.backend() != "tensorflow":
+        raise ConfigError(
+            f"Keras runs on {keras.backend.backend()}: set KERAS_BACKEND=tensorflow for the "
+            "executors (spark.executorEnv.KERAS_BACKEND), or use sparkdl.horovod.torch in a "
+            "loop of your own"
+        )
 
 
 def _supports_jit(stock: Function, model: Any) -> bool:

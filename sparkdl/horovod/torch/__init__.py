@@ -8,12 +8,13 @@ https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.torch
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from sparkdl.core.namesakes import missing_name
-from sparkdl.horovod.common import basics
+from sparkdl.horovod.common import basics, compression, elastic
 from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
-from sparkdl.horovod.torch import elastic, functions, mpi_ops
+from sparkdl.horovod.torch import functions, mpi_ops
 from sparkdl.horovod.torch.functions import *  # noqa: F403 (all of it)
 from sparkdl.horovod.torch.mpi_ops import *  # noqa: F403 (all of it)
 from sparkdl.horovod.torch.optimizer import DistributedOptimizer
@@ -26,6 +27,9 @@ __all__ = [
     "SyncBatchNorm",  # noqa: F405 (`__getattr__` gives it)
     "elastic",
 ]
+
+# Where Horovod's programs import them from.
+sys.modules |= {f"{__name__}.elastic": elastic, f"{__name__}.compression": compression}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,13 +5,13 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/functions.py
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, rank
+from sparkdl.horovod.common.elastic import on_cpu
 from sparkdl.horovod.common.operations import fill
 from sparkdl.horovod.common.process_sets import root_in
 
@@ -113,24 +113,7 @@ def broadcast_optimizer_state(
         ConfigError: if `root_rank` is not in the process set.
         CollectiveError: if a process was lost, or did not come in time.
     """
-    state = mapped(optimizer.state_dict(), on_cpu) if rank() == root_rank else None
+    state = on_cpu(optimizer.state_dict()) if rank() == root_rank else None
     state = broadcast_object(state, root_rank, None, process_set)
     if rank() != root_rank:
         optimizer.load_state_dict(state)
-
-
-def on_cpu(value: Any) -> Any:
-    """Return a copy; a tensor's is on the CPU: a GPU's memory holds the tensor already."""
-    import torch
-
-    is_tensor = isinstance(value, torch.Tensor)
-    return value.detach().to("cpu", copy=True) if is_tensor else copy.deepcopy(value)
-
-
-def mapped(nest: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a nest of dicts, lists and tuples with `change` made to all else in it."""
-    if isinstance(nest, dict):
-        return {key: mapped(item, change) for key, item in nest.items()}
-    if type(nest) in (list, tuple):
-        return type(nest)(mapped(item, change) for item in nest)
-    return change(nest)

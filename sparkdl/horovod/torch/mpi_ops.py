@@ -27,7 +27,7 @@ from sparkdl.horovod.common.basics import (
     ProcessSet,
     global_process_set,
 )
-from sparkdl.horovod.common.compression import narrowed
+from sparkdl.horovod.common.compression import Compression, Compressor, narrowed
 from sparkdl.horovod.common.operations import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -40,7 +40,6 @@ from sparkdl.horovod.common.operations import (
     reduction,
 )
 from sparkdl.horovod.common.process_sets import join_all
-from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.kernels import (  # noqa: F401 (two are operations)
     Operation,
     poll,

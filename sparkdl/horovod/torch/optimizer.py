@@ -15,11 +15,10 @@ from weakref import ref
 from sparkdl.collectives.transport import Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set, group_of, op_of
-from sparkdl.horovod.common.exceptions import OrderOfCallsError
+from sparkdl.horovod.common.compression import Compression, Compressor
 from sparkdl.horovod.common.operations import ALL_REDUCE, reduction
 from sparkdl.horovod.common.process_sets import has_peers, report_step
-from sparkdl.horovod.torch.compression import Compression, Compressor
-from sparkdl.horovod.torch.reducer import Options, Reducer
+from sparkdl.horovod.torch.reducer import Options, OrderOfCallsError, Reducer
 
 if TYPE_CHECKING:
     import torch

@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.collectives.group import Group
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common.buckets import plan
-from sparkdl.horovod.common.exceptions import OrderOfCallsError
+from sparkdl.horovod.common.compression import Compressor
 from sparkdl.horovod.common.operations import Call, slot_of
-from sparkdl.horovod.torch.compression import Compressor
 from sparkdl.horovod.torch.kernels import after_stream_of
 
 if TYPE_CHECKING:
     import torch
+
+
+class OrderOfCallsError(ConfigError, AssertionError):
+    """An optimizer's methods were called in an order that loses gradients."""
 
 
 class Bucket:
