@@ -90,7 +90,7 @@ _OF_HOROVOD = {
     "started in one way alone: use num_proc, or SparkBackend(num_proc)",
     **dict.fromkeys(
         ("spark.common.store.AbstractFilesystemStore", "spark.common.store.Store"),
-        "a part of Horovod's stores: they have train_path, val_path, runs_path, read and write",
+        "a part of Horovod's stores: they have train_path, val_path and runs_path",
     ),
     **dict.fromkeys(
         (

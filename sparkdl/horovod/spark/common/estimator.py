@@ -25,7 +25,6 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.driver.executors.sessions import session_of
 from sparkdl.horovod.spark.common.backend import SparkBackend
 from sparkdl.horovod.spark.common.params import EstimatorParams, ModelParams
-from sparkdl.horovod.spark.common.store import Store
 from sparkdl.ml.estimators.training import check_columns, column
 from sparkdl.ml.persistence import Contents, Saved, packed_code, unpacked_code
 from sparkdl.ml.scoring.source import Signature
@@ -39,32 +38,6 @@ _INPUT = "sparkdl_input_"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """The checkpoint of a run.
-
-    Attributes:
-        folder: a path if it is on local disks, otherwise a URL.
-    """
-
-    store: Store
-    folder: str
-    suffix: str
-
-    def read(self) -> bytes | None:
-        """Return its content; None if the run has none yet."""
-        return self.store.read(self._name)
-
-    def write(self, content: bytes) -> None:
-        """Replace its content."""
-        self.store.write(self._name, content)
-
-    @property
-    def _name(self) -> str:
-        name = self.store.checkpoint_filename.removesuffix(self.suffix)
-        return f"{self.folder}/{name}{self.suffix}"
-
-
-@dataclass(frozen=True)
 class Fit:
     """A fit, as a framework's estimator of `sparkdl.ml` takes it.
 
@@ -72,7 +45,6 @@ class Fit:
         rows: the columns that are trained with.
         features: the columns of the model's inputs, in their order; likewise `labels`.
         settings: parameters of the estimator by name.
-        checkpoint: None if the run is not kept.
         common: parameters of Horovod's model by name.
     """
 
@@ -81,7 +53,6 @@ class Fit:
     labels: list[str]
     num_proc: int
     settings: dict[str, Any]
-    checkpoint: Checkpoint | None
     common: dict[str, Any]
 
 
@@ -93,8 +64,9 @@ class _Saved(Saved):
 
     def _contents(self, spark: SparkSession) -> Contents:
         values = super()._to_save()
-        values = {n: x for n, x in values.items() if n not in ("backend", "store")}
-        return packed_code(self._packed(values))
+        return packed_code(
+            self._packed({n: x for n, x in values.items() if n not in ("backend", "store")})
+        )
 
     @classmethod
     def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> Any:
@@ -108,7 +80,6 @@ class _Saved(Saved):
 
     @classmethod
     def _unpacked(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Undo `_packed`."""
         return values
 
 
@@ -116,8 +87,6 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
     """Fits a model to a DataFrame, by an estimator of `sparkdl.ml`."""
 
     _prefix = ""
-    _suffix = ""
-    """The end of a checkpoint's name."""
     _is_float = False
     """Whether all numbers come as `float`, as Horovod gives them to PyTorch."""
 
@@ -183,9 +152,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
             "_metadata": {name: _about(kinds[name]) for name in names},
         }
         settings = self._settings(num_proc, labels, mark is not None)
-        checkpoint = self._checkpoint(run_id)
-        fit = Fit(df.select(*chosen), features, labels, num_proc, settings, checkpoint, common)
-        return self._fitted(fit)
+        return self._fitted(Fit(df.select(*chosen), features, labels, num_proc, settings, common))
 
     def _fitted(self, fit: Fit) -> Any:
         """Train; return Horovod's model."""
@@ -234,12 +201,6 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
                 "num_proc, which the backend has"
             )
         return backend.num_processes()
-
-    def _checkpoint(self, run_id: str) -> Checkpoint | None:
-        store = self.getStore()
-        if store is None or not store.save_runs:
-            return None
-        return Checkpoint(store, store.folder(run_id), self._suffix)
 
     def _check_params(self) -> None:
         """Check parameters before anything takes time."""

@@ -40,7 +40,7 @@ def row(name: str, doc: str, default: Any = None, convert: Callable[[Any], Any] 
 ESTIMATOR = (
     row("num_proc", "number of processes; Spark's default parallelism if unset", None, _int),
     row("backend", "a SparkBackend, instead of num_proc"),
-    row("store", "where checkpoints are kept, and the files of fit_on_parquet are"),
+    row("store", "where the files of fit_on_parquet are, and logs of TensorBoard go"),
     row("model", "the model to train"),
     row("optimizer", "the optimizer"),
     row("loss", "the loss, or a list with one for each label"),
@@ -57,7 +57,7 @@ ESTIMATOR = (
     row("random_seed", "of initial weights and of the order of the rows", None, _int),
     row("shuffle", "whether training rows come in random order", True, _bool),
     row("shuffle_buffer_size", "0 is shuffle=False; others have no effect", None, _int),
-    row("run_id", "name of the run in the store; one with a checkpoint continues", None, _text),
+    row("run_id", "name of the run in the store; a fit begins with model= anyway", None, _text),
     row("transformation_fn", "function of rows as a pandas DataFrame, before the training"),
     row("use_gpu", "whether to train on GPUs where there are any", True, _bool),
 )
@@ -82,6 +82,8 @@ _STEPS = "an epoch is a pass over the rows, fit(df.sample(…)) makes it shorter
 _REFUSED = {
     "backend_env": "set spark.executorEnv.NAME of the Spark session",
     "backward_passes_per_step": "1 alone: multiply batch_size by it",
+    "checkpoint_callback": "add the callback keras.callbacks.EarlyStopping(monitor, "
+    "patience=epochs, restore_best_weights=True)",
     "data_module": "rows reach the processes in one way alone: use transformation_fn",
     "label_shapes": "labels have the shapes of the outputs: let the loss reshape them",
     "loss_constructors": "give loss=, it is pickled to the processes",

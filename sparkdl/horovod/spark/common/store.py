@@ -1,6 +1,4 @@
-"""A folder that driver and processes reach: checkpoints of runs, and rows for `fit_on_parquet`.
-
-Runs in: driver, child
+"""A folder that driver and processes reach: rows for `fit_on_parquet`, and logs of runs.
 
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/common/store.py
 """
@@ -9,15 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import pyarrow.fs as pafs
-
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.namesakes import missing_name
-from sparkdl.storage.systems import locate, open_storage
+from sparkdl.storage.systems import locate
 
 
 class Store:
@@ -28,11 +23,8 @@ class Store:
             `abfs://`, `hdfs://`; `dbfs:/` where it is mounted as `/dbfs`).
         train_path, val_path: Parquet files for `fit_on_parquet`; `intermediate_train_data` and
             `intermediate_val_data` in the folder by default.
-        test_path: accepted, without effect.
-        runs_path: the folder of the checkpoints, `runs` in the folder by default.
-        save_runs: whether checkpoints are kept.
-        storage_options: arguments of the `pyarrow.fs` class of the URL.
-        checkpoint_filename: instead of `checkpoint`.
+        runs_path: the folder of the runs, `runs` in the folder by default.
+        test_path, save_runs, storage_options, checkpoint_filename: accepted, without effect.
 
     Raises:
         ConfigError: without the paths that it needs, or for a URL of another scheme.
@@ -46,21 +38,18 @@ class Store:
         test_path: str | None = None,
         runs_path: str | None = None,
         save_runs: bool = True,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Any = None,
         checkpoint_filename: str | None = None,
     ) -> None:
-        if prefix_path is None and (train_path is None or (save_runs and runs_path is None)):
-            raise ConfigError("a store needs prefix_path, or train_path and runs_path")
+        if prefix_path is None and train_path is None:
+            raise ConfigError("a store needs prefix_path, or train_path")
         folder = self._url(prefix_path or "")
         self.prefix_path = folder
         self.train_path = self._url(train_path or f"{folder}/intermediate_train_data")
         self.val_path = self._url(val_path or f"{folder}/intermediate_val_data")
         self.runs_path = self._url(runs_path or f"{folder}/runs")
-        self.save_runs = save_runs
-        self.storage_options = dict(storage_options or {})
-        self.checkpoint_filename = checkpoint_filename or "checkpoint"
         for url in (self.train_path, self.val_path, self.runs_path):
-            locate(url, self.storage_options)  # refuses what it cannot open
+            locate(url)  # refuses what it cannot open
 
     @staticmethod
     def create(prefix_path: str, *args: Any, **kwargs: Any) -> Store:
@@ -80,26 +69,6 @@ class Store:
     def folder(self, run_id: str) -> str:
         """Return the URL of a run's folder; a path, if it is on local disks."""
         return f"{self.runs_path}/{run_id}".removeprefix("file://")
-
-    def read(self, url: str) -> bytes | None:
-        """Return the bytes of a file; None if there is none."""
-        system, path = self._place(url)
-        if system.get_file_info(path).type != pafs.FileType.File:
-            return None
-        with system.open_input_file(path) as file:
-            return bytes(file.read())
-
-    def write(self, url: str, content: bytes) -> None:
-        """Write a file, whole or not at all where the storage can rename."""
-        system, path = self._place(url)
-        system.create_dir(path.rpartition("/")[0])
-        with system.open_output_stream(f"{path}.new") as file:
-            file.write(content)
-        system.move(f"{path}.new", path)
-
-    def _place(self, url: str) -> tuple[pafs.FileSystem, str]:
-        storage, path = locate(url, self.storage_options)
-        return open_storage(storage), path
 
 
 LocalStore = FilesystemStore = DBFSLocalStore = Store

@@ -1,4 +1,6 @@
-"""`KerasEstimator` and `KerasModel`, as Horovod has them.
+"""`import sparkdl.horovod.spark.keras`: Horovod's `KerasEstimator` and `KerasModel`.
+
+Runs in: driver, child
 
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/keras/estimator.py
 """
@@ -6,16 +8,16 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/keras/estimator.py
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.keras.callbacks import Broadcast, MetricAverage, Schedule, Warmup, number
+from sparkdl.core.namesakes import missing_name
+from sparkdl.horovod.keras.callbacks import Broadcast, MetricAverage, Schedule, Warmup
 from sparkdl.horovod.spark.common.estimator import (
-    Checkpoint,
     Fit,
     HorovodEstimator,
     HorovodModel,
@@ -28,7 +30,11 @@ from sparkdl.ml.scoring import model as scoring
 from sparkdl.ml.scoring.keras_objects import loaded, registered, saved, scope
 from sparkdl.ml.scoring.source import Signature
 from sparkdl.ml.scoring.tensorflow import keras_predictor
-from sparkdl.node.context import current
+
+__all__ = ["KerasEstimator", "KerasModel"]
+__path__: list[str] = []
+"""Makes this a package, as Horovod's is, so that imports of its modules raise advice."""
+__getattr__ = partial(missing_name, __name__)
 
 _CUSTOM = row("custom_objects", "classes and functions that Keras does not know, by name", {})
 _CONFIGS = ("optimizer", "loss", "metrics")
@@ -54,11 +60,7 @@ class _KerasSaved:
         return found
 
 
-class KerasEstimator(
-    _KerasSaved,
-    HorovodEstimator,
-    params=[_CUSTOM, row("checkpoint_callback", "a ModelCheckpoint: save_best_only counts")],
-):
+class KerasEstimator(_KerasSaved, HorovodEstimator, params=[_CUSTOM]):
     """Fits a Keras model to a DataFrame, by `sparkdl.KerasEstimator`.
 
     The learning rate is multiplied by the number of processes. `fit` returns a `KerasModel` with
@@ -68,7 +70,7 @@ class KerasEstimator(
         kwargs: parameters by name, see `explainParams()`.
     """
 
-    _prefix, _suffix = "keras", ".keras"
+    _prefix = "keras"
 
     def _check_params(self) -> None:
         super()._check_params()
@@ -98,19 +100,10 @@ class KerasEstimator(
         for name, value in compiled.items():
             if value is not None:
                 estimator._set(**{name: value})
-        last = fit.checkpoint.read() if fit.checkpoint else None
-        if last is None:
-            estimator.setModel(self.getModel())
-        else:
-            # With the state of its optimizer, which a new compilation would not have.
-            estimator.clear(estimator.loss)
-            estimator.setModel(loaded(last, objects, compiles=True))
-        callbacks = translated(self.getCallbacks(), rate)
-        callbacks += _best(self.getCheckpointCallback(), self.getEpochs())
-        if fit.checkpoint:
-            callbacks.append(_saver(fit.checkpoint, fit.num_proc))
-        logs = f"{fit.checkpoint.folder}/logs" if fit.checkpoint else None
-        estimator.setCallbacks(OnNode(callbacks, logs))
+        estimator.setModel(self.getModel())
+        store = self.getStore()
+        logs = f"{store.folder(fit.common['run_id'])}/logs" if store else None
+        estimator.setCallbacks(translated(self.getCallbacks(), rate, logs))
         if rate is not None:
             estimator.setLearningRate(rate)
         signature = Signature(inputs_of(self.getModel()), ())
@@ -149,51 +142,18 @@ def named(value: Any) -> Any:
     return FunctionType(code, value.__globals__, name, value.__defaults__, value.__closure__)
 
 
-def _best(saver: Any, epochs: int) -> list[Any]:
-    """Return the callback that keeps the weights of the best epoch, if a ModelCheckpoint asks."""
-    import keras
-
-    if not getattr(saver, "save_best_only", False):
-        return []
-    # Some versions of Keras keep the mode, others the comparison that follows from it.
-    mode = getattr(saver, "mode", None) or ("max" if saver.monitor_op(1, 0) else "min")
-    stopping = keras.callbacks.EarlyStopping(
-        saver.monitor, patience=epochs, mode=mode, restore_best_weights=True
-    )
-    return [stopping]
-
-
-@dataclass(frozen=True)
-class OnNode:
-    """Gives a node its callbacks: TensorBoard's is the chief's, and writes into the run."""
-
-    callbacks: list[Any]
-    logs: str | None
-
-    def __call__(self) -> list[Any]:
-        """Return them."""
-        import keras
-
-        boards = [e for e in self.callbacks if isinstance(e, keras.callbacks.TensorBoard)]
-        for each in boards if self.logs else ():
-            each.log_dir = self.logs
-        return [e for e in self.callbacks if _is_chief() or e not in boards]
-
-
-def _is_chief() -> bool:
-    ctx = current()
-    return ctx is not None and ctx.is_chief
-
-
-def translated(callbacks: Any, rate: float | None) -> list[Any]:
+def translated(callbacks: Any, rate: float | None, logs: str | None) -> list[Any]:
     """Return Keras' callbacks without Horovod's that a strategy makes superfluous.
 
     Args:
         rate: with which Horovod's schedules begin.
+        logs: the folder for TensorBoard.
 
     Raises:
         ConfigError: for a warm-up, which asks Horovod for the number of processes.
     """
+    import keras
+
     found = []
     for each in callbacks:
         if isinstance(each, Warmup):
@@ -201,32 +161,13 @@ def translated(callbacks: Any, rate: float | None) -> list[Any]:
                 "callbacks has a LearningRateWarmupCallback, which works in horovod.spark.run "
                 "alone: give a keras.callbacks.LearningRateScheduler"
             )
+        own = copy.copy(each)
         if isinstance(each, Schedule) and rate is not None:
-            each = copy.copy(each)
-            each.initial_lr = rate
-        found += [] if isinstance(each, Broadcast | MetricAverage) else [each]
+            own.initial_lr = rate
+        if isinstance(each, keras.callbacks.TensorBoard) and logs:
+            own.log_dir = logs
+        found += [] if isinstance(each, Broadcast | MetricAverage) else [own]
     return found
-
-
-def _saver(checkpoint: Checkpoint, num_proc: int) -> Any:
-    """Return the callback that saves the model after each epoch, at the rate of one process."""
-    import keras
-
-    class Saver(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            optimizer = self.model.optimizer
-            is_number = not isinstance(optimizer.get_config()["learning_rate"], dict)
-            rate = number(optimizer.learning_rate) if is_number else None
-            if rate is not None:
-                # Another number of processes can thus continue the run.
-                optimizer.learning_rate = rate / num_proc
-            content = saved(self.model)  # on all nodes
-            if rate is not None:
-                optimizer.learning_rate = rate
-            if _is_chief():
-                checkpoint.write(content)
-
-    return Saver()
 
 
 class KerasModel(

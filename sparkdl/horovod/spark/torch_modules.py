@@ -5,14 +5,12 @@ Runs in: driver, child
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.spark.common.estimator import Checkpoint
 from sparkdl.ml.estimators.torch_batch import Loss, fitted_label, loss_of
 
 if TYPE_CHECKING:
@@ -82,45 +80,6 @@ def multiply_rates(groups: Sequence[dict[str, Any]], factor: float) -> None:
         for name in ("lr", "initial_lr"):
             if name in group:
                 group[name] = group[name] * factor
-
-
-def state_of(optimizer: Any, factor: float) -> dict[str, Any]:
-    """Return an optimizer's state with its rates times a factor."""
-    state: dict[str, Any] = optimizer.state_dict()
-    groups = [dict(group) for group in state["param_groups"]]
-    multiply_rates(groups, factor)
-    return {**state, "param_groups": groups}
-
-
-def dumped(value: Any) -> bytes:
-    """Return a checkpoint as `torch.save` writes it."""
-    import torch
-
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
-def loaded(content: bytes | None) -> Any:
-    """Return what `dumped` was of; it runs what the pickle says. None for None."""
-    import torch
-
-    return content and torch.load(io.BytesIO(content), "cpu", weights_only=False)
-
-
-@dataclass(frozen=True)
-class Saver:
-    """The callback that saves model and optimizer after each epoch, at the rate of one process."""
-
-    checkpoint: Checkpoint
-    num_proc: int
-
-    def __call__(self, epoch: Any) -> None:
-        """Save, on the chief."""
-        if epoch.ctx.is_chief:
-            state = state_of(epoch.optimizer, 1 / self.num_proc)
-            content = {"model": epoch.model.state_dict(), "optimizer": state}
-            self.checkpoint.write(dumped(content))
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,22 @@
-"""`TorchEstimator` and `TorchModel`, as Horovod has them.
+"""`import sparkdl.horovod.spark.torch`: Horovod's `TorchEstimator` and `TorchModel`.
+
+Runs in: driver, child
 
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/torch/estimator.py
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.spark.common.estimator import (
     Fit,
     HorovodEstimator,
@@ -21,19 +24,22 @@ from sparkdl.horovod.spark.common.estimator import (
     inputs_by_column,
 )
 from sparkdl.horovod.spark.common.params import row
-from sparkdl.horovod.spark.torch.modules import (
+from sparkdl.horovod.spark.torch_modules import (
     Losses,
     OptimizerMaker,
-    Saver,
     for_each,
     history_of,
-    loaded,
     metrics_by_name,
 )
 from sparkdl.ml.estimators import torch_estimator as ml
 from sparkdl.ml.estimators.torch_module import traced
 from sparkdl.ml.scoring import torch_model as scoring
 from sparkdl.ml.scoring.torch import module_content, module_signature
+
+__all__ = ["TorchEstimator", "TorchModel"]
+__path__: list[str] = []
+"""Makes this a package, as Horovod's is, so that imports of its modules raise advice."""
+__getattr__ = partial(missing_name, __name__)
 
 SHAPES = row("input_shapes", "shape of a batch of each input, [-1, 28, 28]; the columns' if unset")
 
@@ -71,13 +77,8 @@ class TorchEstimator(HorovodEstimator, params=[SHAPES]):
         model, labels = self.getModel(), fit.labels
         maker = OptimizerMaker.of(self.getOptimizer(), model)
         metrics = metrics_by_name(self.getMetrics(), labels)
-        begun = model
-        if fit.checkpoint and (last := loaded(fit.checkpoint.read())):
-            begun = copy.deepcopy(model)
-            begun.load_state_dict(last["model"])
-            maker = replace(maker, state=last["optimizer"])
         estimator = ml.TorchEstimator(
-            begun,
+            model,
             optimizer=replace(maker, factor=fit.num_proc),
             loss=Losses(
                 for_each(self.getLoss(), len(labels)),
@@ -86,7 +87,6 @@ class TorchEstimator(HorovodEstimator, params=[SHAPES]):
                 "none" if self.getSampleWeightCol() else "mean",
             ),
             metrics=metrics,
-            callbacks=[Saver(fit.checkpoint, fit.num_proc)] if fit.checkpoint else [],
             input_mapping=inputs_by_column(
                 fit.features, module_signature(model), self.getFeatureCols()
             ),

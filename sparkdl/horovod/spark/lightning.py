@@ -1,4 +1,6 @@
-"""`TorchEstimator` and `TorchModel` for PyTorch Lightning, as Horovod has them.
+"""`import sparkdl.horovod.spark.lightning`: Horovod's estimator for PyTorch Lightning.
+
+Runs in: driver, child
 
 https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/lightning/estimator.py
 """
@@ -7,20 +9,29 @@ from __future__ import annotations
 
 import copy
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.namesakes import missing_name
+from sparkdl.horovod.spark import torch as torch_face
 from sparkdl.horovod.spark.common.estimator import Fit, HorovodEstimator, inputs_by_column
 from sparkdl.horovod.spark.common.params import row
-from sparkdl.horovod.spark.torch import estimator as torch_estimator
-from sparkdl.horovod.spark.torch.modules import dumped, loaded, multiply_rates, state_of
+from sparkdl.horovod.spark.torch_modules import multiply_rates
 from sparkdl.lightning import TRAINERS
 from sparkdl.ml.estimators import torch_estimator as ml
 from sparkdl.ml.scoring.torch import module_signature
+
+__all__ = ["TorchEstimator", "TorchModel"]
+__path__: list[str] = []
+"""Makes this a package, as Horovod's is, so that imports of its modules raise advice."""
+__getattr__ = partial(missing_name, __name__)
+# Where Horovod's programs import `MIN_PL_VERSION` from.
+sys.modules[f"{__name__}.estimator"] = sys.modules[__name__]
 
 MIN_PL_VERSION = "2.0.0"
 """By which programs for Horovod ask whether Lightning is new enough."""
@@ -31,7 +42,7 @@ _TRAINER = ("logger", "log_every_n_steps", "profiler")
 class TorchEstimator(
     HorovodEstimator,
     params=[
-        torch_estimator.SHAPES,
+        torch_face.SHAPES,
         row("trainer_args", "arguments of Lightning's Trainer"),
         *(row(name, f"the Trainer's {name}") for name in _TRAINER),
     ],
@@ -45,7 +56,7 @@ class TorchEstimator(
         kwargs: parameters by name, see `explainParams()`.
     """
 
-    _prefix, _suffix = "lightning", ".ckpt"
+    _prefix = "lightning"
 
     def _check_params(self) -> None:
         super()._check_params()
@@ -73,17 +84,13 @@ class TorchEstimator(
         names = self.getFeatureCols()
         mapping = inputs_by_column(fit.features, module_signature(module), names)
         module.__class__ = stepping(type(module), mapping, fit.labels, self.getSampleWeightCol())
-        last = loaded(fit.checkpoint.read()) if fit.checkpoint else None
-        if last is not None:
-            module.load_state_dict(last["state_dict"])
-        states = last["optimizer_states"] if last is not None else []
         given = {name: self.getOrDefault(name) for name in _TRAINER if self.isSet(name)}
         settings = dict(fit.settings)
         if len(fit.labels) > 1:
             settings["label_col"] = {name: name for name in fit.labels}
         estimator = ml.LightningEstimator(
             module,
-            callbacks=[*self.getCallbacks(), _run(str(self._package()), states, fit)],
+            callbacks=[*self.getCallbacks(), _run(str(self._package()), fit.num_proc)],
             trainer_args={**given, **(self.getTrainerArgs() or {})},
             input_mapping=mapping,
             **settings,
@@ -139,48 +146,34 @@ def _is_own(kind: type[Any], name: str) -> bool:
     return home.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
 
 
-def _run(package: str, states: Sequence[Any], fit: Fit) -> Any:
-    """Return the callback that sets the rates of several processes, and saves after each epoch.
+def _run(package: str, factor: int) -> Any:
+    """Return the callback that multiplies the learning rates.
 
     At the end it takes the weights that the user's `ModelCheckpoint` found best.
     """
-    checkpoint, factor = fit.checkpoint, fit.num_proc
 
     class Run(import_module(package).Callback):  # type: ignore[misc]
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             self._folder = tempfile.mkdtemp()
-            _place_checkpoints(trainer, self._folder)
+            for each in trainer.checkpoint_callbacks:
+                if getattr(each, "dirpath", "") is None:
+                    each.dirpath = self._folder
 
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            for optimizer, state in zip(trainer.optimizers, states, strict=False):
-                optimizer.load_state_dict(state)
             _multiply_rates(trainer, factor)
 
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            if checkpoint is not None and trainer.is_global_zero:
-                own = [state_of(optimizer, 1 / factor) for optimizer in trainer.optimizers]
-                content = {"state_dict": pl_module.state_dict(), "optimizer_states": own}
-                checkpoint.write(dumped(content))
-
         def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-            if trainer.is_global_zero:
-                _take_best(trainer, pl_module)
+            best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+            if trainer.is_global_zero and best:
+                import torch
+
+                saved = torch.load(best, "cpu", weights_only=False)
+                pl_module.load_state_dict(saved["state_dict"])
 
     return Run()
-
-
-def _place_checkpoints(trainer: Any, folder: str) -> None:
-    for each in trainer.checkpoint_callbacks:
-        if getattr(each, "dirpath", "") is None:
-            each.dirpath = folder
-
-
-def _take_best(trainer: Any, module: Any) -> None:
-    if best := getattr(trainer.checkpoint_callback, "best_model_path", ""):
-        module.load_state_dict(loaded(Path(best).read_bytes())["state_dict"])
 
 
 def _multiply_rates(trainer: Any, factor: int) -> None:
@@ -192,5 +185,5 @@ def _multiply_rates(trainer: Any, factor: int) -> None:
             config.scheduler.base_lrs = [rate * factor for rate in rates]
 
 
-class TorchModel(torch_estimator.TorchModel):
+class TorchModel(torch_face.TorchModel):
     """Adds the outputs of a `LightningModule` to a DataFrame; see that of `spark.torch`."""
