@@ -280,7 +280,6 @@ def sends_objects_and_variables() -> dict[str, Any]:
     return {
         "objects": [list(pair) for pair in hvd.allgather_object((rank, "x" * (rank + 1)))],
         "object": hvd.broadcast_object({"from": rank}, root_rank=1),
-        "fn": hvd.broadcast_object_fn(1)([rank]),
         "weights": np.concatenate([w.ravel() for w in model.get_weights()]),
         "others": [variables[-2].numpy(), variables[-1].numpy(), graph.numpy()],
     }

@@ -174,7 +174,6 @@ def test_objects_and_variables_reach_everybody(ranks: list[dict[str, Any]]) -> N
     for found in (first, second):
         assert found["objects"] == [[0, "x"], [1, "xx"]]
         assert found["object"] == {"from": 1}
-        assert found["fn"] == [1]
         assert found["others"][0] == 1
         assert found["others"][1].tolist() == [True, False]
         assert found["others"][2] == [1.0]

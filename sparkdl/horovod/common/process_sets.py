@@ -359,3 +359,35 @@ def root_in(group: Group, root_rank: int) -> int:
             f"root_rank={root_rank} is not in this process set: choose one of {list(group.ranks)}"
         )
     return group.ranks.index(root_rank)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the object of process `root_rank`: anything that can be pickled.
+
+    Args:
+        obj: of the root; that of the others is ignored.
+        root_rank: in the world.
+        name: if given, it must be the same on all processes.
+
+    Raises:
+        ConfigError: if `root_rank` is not in the process set.
+        CollectiveError: if a process was lost, or did not call this in time.
+    """
+    group = group_of(process_set)
+    return group.broadcast_object(obj, root_in(group, root_rank), name)
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Return the objects of all processes by rank: anything that can be pickled.
+
+    Raises:
+        CollectiveError: if a process was lost, or did not call this in time.
+    """
+    return group_of(process_set).all_gather_object(obj, name)

@@ -47,7 +47,7 @@ def run(
 
     Args:
         num_proc: how many; `np` is its older name.
-        hosts: this machine's names and their slots, like `localhost:2`.
+        hosts: this machine's names, like `localhost:2`.
         options: of `horovod.spark.run`; with `min_num_proc`, `max_num_proc`, `reset_limit` or
             `elastic_timeout` of `horovod.spark.run_elastic`. Those of Horovod's that only other
             machines or MPI need are accepted without effect.
@@ -64,7 +64,7 @@ def run(
             "or use sparkdl.horovod.spark.run"
         )
     count = np or num_proc or 1
-    check_hosts(hosts, count)
+    check_hosts(hosts)
     options = {"executor": "local", **options}
     options = {name: value for name, value in options.items() if name not in _IGNORED}
     if all(options.get(name) is None for name in _ELASTIC):
@@ -162,30 +162,16 @@ def _check_interpreter(word: str) -> None:
 _HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):(\d+)")
 
 
-def check_hosts(hosts: str | None, num_proc: int) -> None:
-    """Check that so many processes can run here, as far as anything is said of hosts.
-
-    Args:
-        hosts: like `localhost:4`.
-
-    Raises:
-        ConfigError: if a host is another machine, has too few slots or is not written so.
-    """
+def check_hosts(hosts: str | None) -> None:
+    """Raise `ConfigError` if one of `localhost:4` is another machine, or not written so."""
     if not hosts:
         return
     found = [_HOST.fullmatch(part.strip()) for part in hosts.split(",")]
     if not all(found):
         raise ConfigError(f"hosts={hosts!r}: write it like localhost:2, or a:2,b:4")
-    named = [(match[1], int(match[2])) for match in found if match]
     own = ("localhost", "127.0.0.1", "[::1]", socket.gethostname())
-    if others := [host for host, _ in named if host not in own]:
+    if others := [match[1] for match in found if match and match[1] not in own]:
         raise ConfigError(
             f"hosts={hosts!r}: {others[0]} is not a name of this machine, and processes are "
             "started on others by Spark: write localhost, or use sparkdl.horovod.spark.run"
-        )
-    slots = sum(count for _, count in named)
-    if num_proc > slots:
-        raise ConfigError(
-            f"Requested more processes ({num_proc}) than there are available slots ({slots}); "
-            "raise the slots of the hosts, or ask for fewer"
         )

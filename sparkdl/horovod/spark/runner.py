@@ -92,10 +92,9 @@ def run(  # noqa: PLR0913 (Horovod's options)
             `sparkdl.launch` pass through.
     """
     refuse(use_mpi=use_mpi, nics=nics, executable=executable)
-    where = _Where.of(options, num_proc)
     printer = _printer(stdout, stderr, verbose, prefix_output_with_timestamp)
-    options = _options(options, start_timeout, env, printer)
-    return _results(where, Task(fn, tuple(args), kwargs or {}, env or {}, bool(printer)), options)
+    task = Task(fn, tuple(args), kwargs or {}, env or {}, bool(printer))
+    return _results(task, num_proc, start_timeout, printer, options)
 
 
 def run_elastic(  # noqa: PLR0913 (Horovod's options)
@@ -143,12 +142,12 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
         NodeFailedError: if it failed more often than that, or twice the same way.
     """
     refuse(nics=nics)
-    where = _Where.of(options, num_proc)
     if elastic_timeout is None:
         elastic_timeout = _seconds("HOROVOD_ELASTIC_TIMEOUT", _START_TIMEOUT_S)
     printer = _printer(stdout, stderr, verbose, prefix_output_with_timestamp)
-    options = _options(options, start_timeout, env, printer)
+    task = Task(fn, tuple(args), kwargs or {}, env or {}, bool(printer))
     options |= {
+        "checkpoint_dir": checkpoint_dir,
         "max_restarts": _ENDLESS_RESTARTS if reset_limit is None else reset_limit,
         "recovery": replace(
             options.get("recovery", Recovery()),
@@ -156,14 +155,7 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
             wait_s=elastic_timeout,
         ),
     }
-    if checkpoint_dir is None and not where.is_one_machine:
-        raise ConfigError(
-            "run_elastic(checkpoint_dir=...) must be a path or URL that all nodes reach: "
-            "state.commit() is kept there, and a restart resumes from it"
-        )
-    task = Task(fn, tuple(args), kwargs or {}, env or {}, bool(printer))
-    with tempfile.TemporaryDirectory(prefix="sparkdl-elastic-") as folder:
-        return _results(where, task, {**options, "checkpoint_dir": checkpoint_dir or folder})
+    return _results(task, num_proc, start_timeout, printer, options)
 
 
 def default_num_proc(spark: SparkSession | None = None) -> int:
@@ -178,61 +170,54 @@ def default_num_proc(spark: SparkSession | None = None) -> int:
     return int(context.defaultParallelism)
 
 
-@dataclass(frozen=True)
-class _Where:
-    """On which Spark, and how many processes."""
-
-    spark: SparkSession | None
-    num_proc: int
-    is_one_machine: bool = True
-
-    @classmethod
-    def of(cls, options: dict[str, Any], num_proc: int | None) -> _Where:
-        """Take `spark` out of `options`; ask Spark how many processes there are by default."""
-        spark = options.pop("spark", None)
-        if options.get("executor", "spark") == "local":
-            if num_proc is None:
-                raise ConfigError("executor='local' needs num_proc: how many processes")
-            return cls(None, num_proc)
-        session = session_of(spark)
-        if num_proc is None:
-            num_proc = default_num_proc(session)
-            _log.info("Starting %d processes, Spark's default parallelism", num_proc)
-        context = context_of(session)  # the host of a Spark Connect server may be another one
-        is_local = context is not None and str(context.master).startswith("local")
-        return cls(session, num_proc, is_local)
-
-
-def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:
-    feeding = reads_own_data(options.get("feeding", Feeding()))
-    # Horovod's functions connect by `hvd.init`, so no framework need be prepared.
-    options = {"framework": "plain", **options, "feeding": feeding}
-    with ExitStack() as stack:
-        if where.is_one_machine:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-"))
-            # On one machine a file is the way for results of any size; connections limit a message.
-            task = replace(task, folder=folder)
-        launched = launch(where.spark, task, None, where.num_proc, **options)
-        cluster = stack.enter_context(launched)
-        return [value_of(data) for data in cluster.results()]
-
-
-def _options(
-    options: dict[str, Any],
+def _results(
+    task: Task,
+    num_proc: int | None,
     start_timeout: float | None,
-    env: Mapping[str, str] | None,
     printer: _Printer | None,
-) -> dict[str, Any]:
-    if any(not isinstance(item, str) for pair in (env or {}).items() for item in pair):
-        raise ConfigError(f"env={env!r}: names and values must be strings")
+    options: dict[str, Any],
+) -> list[Any]:
+    if any(not isinstance(item, str) for pair in task.env.items() for item in pair):
+        raise ConfigError(f"env={task.env!r}: names and values must be strings")
+    spark, is_one_machine = options.pop("spark", None), True
+    if options.get("executor", "spark") == "local":
+        if num_proc is None:
+            raise ConfigError("executor='local' needs num_proc: how many processes")
+        spark = None
+    else:
+        spark = session_of(spark)
+        if num_proc is None:
+            num_proc = default_num_proc(spark)
+            _log.info("Starting %d processes, Spark's default parallelism", num_proc)
+        context = context_of(spark)  # the host of a Spark Connect server may be another one
+        is_one_machine = context is not None and str(context.master).startswith("local")
     if start_timeout is None:
         start_timeout = _seconds("HOROVOD_SPARK_START_TIMEOUT", _START_TIMEOUT_S)
     observe = options.get("observe", Observe())
     # The user's own choice of lines wins over Horovod's printing.
     if observe.log_to_driver is None and observe.on_log is None:
         observe = replace(observe, log_to_driver=False, on_log=printer)
-    startup = replace(options.get("startup", Startup()), timeout_s=start_timeout)
-    return {**options, "observe": observe, "startup": startup}
+    options = {
+        "framework": "plain",  # Horovod's functions connect by `hvd.init`
+        **options,
+        "feeding": reads_own_data(options.get("feeding", Feeding())),
+        "observe": observe,
+        "startup": replace(options.get("startup", Startup()), timeout_s=start_timeout),
+    }
+    with ExitStack() as stack:
+        if is_one_machine:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-"))
+            # On one machine a file is the way for results of any size; connections limit a message.
+            task = replace(task, folder=folder)
+        if options.get("checkpoint_dir", "") is None:
+            if not is_one_machine:
+                raise ConfigError(
+                    "run_elastic(checkpoint_dir=...) must be a path or URL that all nodes reach: "
+                    "state.commit() is kept there, and a restart resumes from it"
+                )
+            options["checkpoint_dir"] = f"{task.folder}/commits"
+        cluster = stack.enter_context(launch(spark, task, None, num_proc, **options))
+        return [value_of(data) for data in cluster.results()]
 
 
 @dataclass(frozen=True)

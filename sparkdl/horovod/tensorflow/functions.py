@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from sparkdl.horovod.common import ProcessSet, global_process_set, group_of
-from sparkdl.horovod.common.process_sets import root_in
+from sparkdl.horovod.common import ProcessSet, global_process_set
+from sparkdl.horovod.common.process_sets import allgather_object, broadcast_object, root_in
 from sparkdl.horovod.tensorflow.exchange import broadcast_all, members
 
 __all__ = [
     "allgather_object",
     "broadcast_object",
-    "broadcast_object_fn",
     "broadcast_variables",
 ]
 
@@ -44,47 +43,3 @@ def broadcast_variables(
     results = broadcast_all(values, root_rank, process_set)
     for variable, value in zip(targets, results, strict=True):
         variable.assign(value)
-
-
-def broadcast_object(
-    obj: Any,
-    root_rank: int = 0,
-    session: None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return the object of `root_rank`; anything that can be pickled.
-
-    Args:
-        session: accepted; TensorFlow 2 has no sessions.
-
-    Raises:
-        ConfigError: if no member has that rank.
-        CollectiveError: if members are lost or late.
-    """
-    group = group_of(process_set)
-    return group.broadcast_object(obj, root_in(group, root_rank), name)
-
-
-def broadcast_object_fn(
-    root_rank: int = 0,
-    session: None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Callable[[Any], Any]:
-    """Return `broadcast_object` without its other arguments."""
-    return lambda obj: broadcast_object(obj, root_rank, None, name, process_set)
-
-
-def allgather_object(
-    obj: Any,
-    session: None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> list[Any]:
-    """Return the objects of all members by rank; anything that can be pickled.
-
-    Raises:
-        CollectiveError: if members are lost or late.
-    """
-    return group_of(process_set).all_gather_object(obj, name)

@@ -11,7 +11,7 @@ call something else.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sparkdl.collectives.transport import Op, Reduction
@@ -22,7 +22,6 @@ from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
 from sparkdl.horovod.common.basics import (
     Average,
     ProcessSet,
-    Sum,
     global_process_set,
 )
 from sparkdl.horovod.common.compression import Compression, Compressor, narrowed
@@ -37,10 +36,9 @@ from sparkdl.horovod.common.operations import (
 )
 from sparkdl.horovod.common.process_sets import join_all, root_in
 from sparkdl.horovod.tensorflow.exchange import operate, tensorflow_errors, with_rows
-from sparkdl.horovod.tensorflow.functions import broadcast_variables
 
 OPERATIONS = (
-    *("Compression", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_"),
+    *("Compression", "allgather", "allreduce", "alltoall", "barrier", "broadcast"),
     *("grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join"),
     "reducescatter",
 )
@@ -227,34 +225,6 @@ def grouped_reducescatter(
     inputs = [_checked(with_rows(tf.convert_to_tensor(t)), call.how.op) for t in tensors]
     narrow, widened = narrowed(inputs, compression)
     return widened(operate(call, narrow)[0])
-
-
-def _allreduce(
-    tensor: Any,
-    name: str | None = None,
-    op: Op | str = Sum,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    ignore_name_scope: bool = False,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return the tensor reduced over all members; the sum, unless `op` says otherwise."""
-    factors = (prescale_factor, postscale_factor)
-    return allreduce(tensor, None, "", "", Compression.none, op, *factors, name, process_set)
-
-
-def broadcast_(
-    variables: Iterable[Any],
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> list[Any]:
-    """Give variables the values of `root_rank`, see `broadcast_variables`; return the values."""
-    import tensorflow as tf
-
-    targets = list(variables)
-    broadcast_variables(targets, root_rank, process_set)
-    return [tf.convert_to_tensor(variable) for variable in targets]
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

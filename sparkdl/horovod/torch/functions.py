@@ -13,7 +13,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, rank
 from sparkdl.horovod.common.elastic import on_cpu
 from sparkdl.horovod.common.operations import fill
-from sparkdl.horovod.common.process_sets import root_in
+from sparkdl.horovod.common.process_sets import allgather_object, broadcast_object
 
 if TYPE_CHECKING:
     import torch
@@ -24,38 +24,6 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
 ]
-
-
-def broadcast_object(
-    obj: Any,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Return the object of process `root_rank`: anything that can be pickled.
-
-    Args:
-        obj: of the root; that of the others is ignored.
-        root_rank: in the world.
-        name: if given, it must be the same on all processes.
-
-    Raises:
-        ConfigError: if `root_rank` is not in the process set.
-        CollectiveError: if a process was lost, or did not call this in time.
-    """
-    group = group_of(process_set)
-    return group.broadcast_object(obj, root_in(group, root_rank), name)
-
-
-def allgather_object(
-    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[Any]:
-    """Return the objects of all processes by rank: anything that can be pickled.
-
-    Raises:
-        CollectiveError: if a process was lost, or did not call this in time.
-    """
-    return group_of(process_set).all_gather_object(obj, name)
 
 
 def broadcast_parameters(

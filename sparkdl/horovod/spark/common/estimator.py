@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.ml import Estimator, Model
 from pyspark.ml.functions import vector_to_array
-from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
+from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
@@ -131,7 +131,6 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
             df = transformed(marked, function, is_marked=mark is not None)
             mark = None if mark is None else column(_MARK)
         check_columns(df.columns, names)
-        kinds = {field.name: type(field.dataType) for field in df.schema.fields}
         features, labels = _distinct(self.getFeatureCols()), _distinct(self.getLabelCols())
         chosen = [
             _plain(df, name, self._is_float).alias(alias)
@@ -149,7 +148,6 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
             "feature_columns": self.getFeatureCols(),
             "label_columns": self.getLabelCols(),
             "run_id": run_id,
-            "_metadata": {name: _about(kinds[name]) for name in names},
         }
         settings = self._settings(num_proc, labels, mark is not None)
         return self._fitted(Fit(df.select(*chosen), features, labels, num_proc, settings, common))
@@ -240,10 +238,6 @@ def _floats(kind: t.DataType) -> t.DataType:
     return t.FloatType() if isinstance(kind, t.NumericType | t.BooleanType) else kind
 
 
-def _about(kind: type[Any]) -> dict[str, Any]:
-    return {"spark_data_type": DenseVector if kind in (VectorUDT, t.ArrayType) else kind}
-
-
 def _without_vectors(df: DataFrame) -> list[Column]:
     return [
         vector_to_array(column(field.name)).alias(field.name)
@@ -321,8 +315,7 @@ def _cells(values: Any) -> Any:
 class HorovodModel(Model, ModelParams, _Saved):
     """Adds the model's outputs to a DataFrame, one column for each label: `<label>__output`.
 
-    A column has the label's type, a vector where the label is one or the output has several
-    numbers.
+    A column is a double, or a vector where the output has several numbers.
     """
 
     _is_float = False
@@ -347,12 +340,9 @@ class HorovodModel(Model, ModelParams, _Saved):
                 f"the model has {len(outputs)} outputs, and needs one for each label: "
                 f"{', '.join(labels)}"
             )
-        metadata = self._get_metadata() or {}
-        kinds = [metadata.get(name, {}).get("spark_data_type", t.DoubleType) for name in labels]
         types: dict[str, str] = {}
-        for name, kind, output in zip(names, kinds, outputs, strict=False):
-            width = None if output.shape is None else prod(n or 0 for n in output.shape[1:])
-            if width == 1 and kind not in (DenseVector, SparseVector):
+        for name, output in zip(names, outputs, strict=False):
+            if output.shape is not None and prod(n or 0 for n in output.shape[1:]) == 1:
                 types[name] = "double"
             elif output.shape is not None and len(output.shape) == 2:
                 types[name] = "vector"
@@ -360,12 +350,7 @@ class HorovodModel(Model, ModelParams, _Saved):
         mapping = dict(zip((tensor.name for tensor in outputs), names, strict=False))
         stage.setOutputMapping(mapping).setOutputTypes(types).setKeep(df.columns)
         found: DataFrame = stage.transform(df.select("*", *plain))
-        casts = {
-            name: _as_label(column(name), kind())
-            for name, kind in zip(names, kinds, strict=True)
-            if types.get(name) == "double"
-        }
-        return found.withColumns(casts) if casts else found
+        return found
 
     def _stage(self, inputs: DataFrame) -> Any:
         """Return the model of `sparkdl.ml`, with known outputs.
@@ -395,10 +380,3 @@ def inputs_by_column(
             f"{', '.join(inputs)}"
         )
     return dict(zip(columns, inputs, strict=False))
-
-
-def _as_label(values: Column, kind: t.DataType) -> Column:
-    if isinstance(kind, t.BooleanType | t.IntegralType):
-        # Rounded, because a cast would cut 0.99 to 0.
-        values = f.rint(values)
-    return values if isinstance(kind, t.DoubleType) else values.cast(kind)

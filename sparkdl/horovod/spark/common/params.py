@@ -67,7 +67,7 @@ MODEL = (
     row("feature_columns", "columns for the model's inputs, in their order", None, _texts),
     row("label_columns", "the labels it was trained with", None, _texts),
     row("run_id", "name of the run in the store", None, _text),
-    row("_metadata", "column to {'spark_data_type': the class of its type}"),
+    row("_metadata", "accepted, without effect"),
     row("outputCols", "columns of the results; by default <label>__output", None, _texts),
 )
 _HINTS = (
@@ -147,6 +147,3 @@ class ModelParams(HorovodParams, params=MODEL):
         super().__init__(**kwargs)
         if self.getOutputCols() is None and self.getLabelColumns():
             self.setOutputCols([f"{name}__output" for name in self.getLabelColumns()])
-
-    def _get_metadata(self) -> Any:
-        return self.getOrDefault("_metadata")

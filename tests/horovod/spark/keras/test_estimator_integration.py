@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.linalg import SparseVector, Vectors, VectorUDT
-from pyspark.sql.types import FloatType, IntegerType
+from pyspark.sql.types import DoubleType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark.common.backend import SparkBackend
@@ -64,7 +64,7 @@ def test_model_is_fitted_and_scores(spark_ml: SparkSession) -> None:
     assert model.getModel().compiled
     assert model.getRunId() == "run"
     scored = model.transform(frame)
-    assert isinstance(scored.schema["y__output"].dataType, FloatType)
+    assert isinstance(scored.schema["y__output"].dataType, DoubleType)
     assert all(abs(row.y__output - row.y) < 0.5 for row in scored.collect())
 
 
@@ -88,7 +88,7 @@ def test_lambdas_and_lists_for_several_labels(spark_ml: SparkSession, tmp_path: 
     model = loaded.setBackend(SparkBackend(1)).fit(frame)
     assert model.getHistory()["val_loss"][-1] < model.getHistory()["val_loss"][0]
     scored = model.transform(frame)
-    assert isinstance(scored.schema["n__output"].dataType, IntegerType)
+    assert isinstance(scored.schema["n__output"].dataType, DoubleType)
     PipelineModel([model]).write().save(f"{path}-model")
     same: Any = PipelineModel.load(f"{path}-model").stages[0]
     found = same.setOutputCols(["a", "b"]).transform(frame).select("a", "b").collect()

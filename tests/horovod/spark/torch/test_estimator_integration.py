@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.linalg import VectorUDT
-from pyspark.sql.types import FloatType, IntegerType
+from pyspark.sql.types import DoubleType
 
 from sparkdl.core.errors import ConfigError
 from tests.horovod.spark.common.linear import WEIGHTS, rows_of, settings, with_wrong_rows
@@ -56,7 +56,7 @@ def test_module_is_fitted_and_scores(spark_ml: SparkSession) -> None:
     assert history[-1]["validation"]["all_metrics"][0]["group_0_y"] < 0.2
     assert np.allclose(model.getModel().weight.detach().numpy(), WEIGHTS, atol=0.1)
     scored = model.transform(frame)
-    assert isinstance(scored.schema["y__output"].dataType, FloatType)
+    assert isinstance(scored.schema["y__output"].dataType, DoubleType)
     assert all(abs(row.y__output - row.y) < 0.5 for row in scored.collect())
 
 
@@ -88,7 +88,7 @@ def test_several_labels_saved_stages_and_a_transformation(
     model = loaded.fit(frame)
     assert model.getHistory()[-1]["train"]["loss"] > 0
     scored = model.transform(frame)
-    assert isinstance(scored.schema["n__output"].dataType, IntegerType)
+    assert isinstance(scored.schema["n__output"].dataType, DoubleType)
     assert isinstance(scored.schema["z__output"].dataType, VectorUDT)
     PipelineModel([model]).write().save(f"{path}-model")
     same: Any = PipelineModel.load(f"{path}-model").stages[0]
