@@ -178,7 +178,6 @@ class Group(SerialExecutor):
 
     @property
     def size(self) -> int:
-        """How many members there are."""
         return len(self.ranks)
 
     @_operation
@@ -256,9 +255,6 @@ class Group(SerialExecutor):
         Args:
             tensor: `[rows, …]`.
             splits: how many rows each member gets, by rank; by default the same number.
-
-        Raises:
-            ConfigError: if the splits do not fit the rows.
         """
         tensor = _rows(tensor)
         sent = even_splits(len(tensor), self.size, splits)
@@ -373,11 +369,7 @@ class Group(SerialExecutor):
         return calls
 
     def all_gather_object(self, value: Any, name: str | None = None) -> list[Any]:
-        """Return the values of all members by rank; anything that can be pickled.
-
-        Raises:
-            CollectiveError: also if the bytes were not a member's.
-        """
+        """Return the values of all members by rank; anything that can be pickled."""
         import torch
 
         if self.size == 1:
@@ -388,7 +380,6 @@ class Group(SerialExecutor):
         return [open_sealed(part.numpy().tobytes(), self._key) for part in parts]
 
     def broadcast_object(self, value: Any, root: int = 0, name: str | None = None) -> Any:
-        """Return the value of member `root`; anything that can be pickled."""
         return value if self.size == 1 else self._broadcast_object(value, root, name or "")
 
     @_operation
@@ -436,11 +427,7 @@ class Group(SerialExecutor):
             self._wire.close()
 
     def members(self, ranks: Sequence[int]) -> list[int]:
-        """Return the ranks of a subgroup in order, if they can be one.
-
-        Raises:
-            ConfigError: if it is empty, or has a duplicate or a rank that is no member.
-        """
+        """Return the ranks of a subgroup in order, if they can be one."""
         # Sorted, so that all members number them alike.
         wanted = sorted(ranks)
         if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= {*range(self.size)}:

@@ -61,14 +61,12 @@ class Alone:
         """Do nothing."""
 
     def announce(self, mine: bytes) -> list[bytes]:
-        """Return what this member has announced."""
         return [mine]
 
     def reduce_(self, flat: torch.Tensor, op: Op) -> None:
         """Leave the tensor as it is."""
 
     def gather(self, mine: torch.Tensor, out: torch.Tensor, nbytes: list[int]) -> None:
-        """Copy the bytes."""
         out.copy_(mine)
 
     def broadcast(self, data: torch.Tensor, root: int) -> None:
@@ -77,12 +75,10 @@ class Alone:
     def exchange(
         self, tensor: torch.Tensor, out: torch.Tensor, sent: list[int], got: list[int]
     ) -> None:
-        """Copy the rows."""
         out.view(-1).copy_(tensor.view(-1))
 
     @contextmanager
     def named_errors(self, doing: str) -> Iterator[None]:
-        """Leave errors as they are."""
         yield
 
 
@@ -208,7 +204,6 @@ class Transport:
 
 
 def row_nbytes(tensor: torch.Tensor) -> int:
-    """Return how many bytes each row has."""
     return int(tensor.element_size() * math.prod(tensor.shape[1:]))
 
 
@@ -218,11 +213,7 @@ def shares(rows: int, size: int) -> list[int]:
 
 
 def even_splits(rows: int, size: int, splits: Sequence[int] | None) -> list[int]:
-    """Return how many rows each member is sent.
-
-    Raises:
-        ConfigError: if they do not make up the rows, or there is not one for each member.
-    """
+    """Return how many rows each member is sent."""
     if splits is None or len(splits) == 0:
         if rows % size:
             raise ConfigError(
@@ -293,7 +284,6 @@ def reduced(parts: torch.Tensor, op: Op) -> torch.Tensor:
 
 @cache
 def _reduce_options(op: Op, timeout_s: float) -> Any:
-    """Return PyTorch's options of an all-reduce; an average is a sum to it."""
     from torch.distributed import AllreduceOptions, ReduceOp
 
     name = "SUM" if op is Op.AVERAGE else op.name
@@ -304,11 +294,7 @@ def _reduce_options(op: Op, timeout_s: float) -> Any:
 
 
 def _gloo_backend(store: Store, rank: int, size: int, host: str, timeout_s: float) -> Any:
-    """Return a process group for CPUs, whose members are connected.
-
-    Args:
-        host: an address of this machine, to listen on.
-    """
+    """Return a process group for CPUs, whose members are connected."""
     from torch.distributed import PrefixStore, ProcessGroupGloo
 
     options = ProcessGroupGloo._Options()

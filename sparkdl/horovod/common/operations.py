@@ -70,12 +70,10 @@ class Call:
 
     @property
     def group(self) -> Group:
-        """The members."""
         return group_of(self.process_set)
 
     @property
     def what(self) -> str:
-        """The name for comparisons with what other members call."""
         return self.name or ""
 
     def move(
@@ -101,11 +99,7 @@ def reduction(
     factors: tuple[float, float],
     process_set: ProcessSet,
 ) -> Call:
-    """Return a reduction as Horovod's arguments say.
-
-    Raises:
-        ConfigError: for an unknown operation, or factors that are no numbers.
-    """
+    """Return a reduction as Horovod's arguments say."""
     if not all(isinstance(factor, (int, float)) for factor in factors):
         raise ConfigError(
             f"prescale_factor={factors[0]!r}, postscale_factor={factors[1]!r}: must be numbers"
@@ -212,11 +206,7 @@ def fill(group: Group, tensors: Tensors, root_rank: int) -> None:
 
 
 def check_differentiable(op: Op) -> None:
-    """Check that gradients flow back through a reduction.
-
-    Raises:
-        ConfigError: for others than sums and averages.
-    """
+    """Check that gradients flow back through a reduction."""
     if not op.is_sum:
         raise ConfigError(
             f"there is no gradient of a reduction by {op.value}: detach the tensor, or use "
@@ -263,5 +253,4 @@ def _unflat(row: torch.Tensor, like: Tensors) -> list[torch.Tensor]:
 
 
 def slot_of(tensor: torch.Tensor) -> Slot:
-    """Return the key by which tensors are grouped to travel together."""
     return Slot(tensor.nbytes, f"{tensor.dtype} {tensor.device}")

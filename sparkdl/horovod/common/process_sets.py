@@ -60,12 +60,10 @@ class Seat:
 
     @property
     def on_host(self) -> list[int]:
-        """The ranks on this process's host."""
         return [rank for rank, host in enumerate(self.hosts) if host == self.hosts[self.rank]]
 
     @property
     def local_rank(self) -> int:
-        """The order of this process among those on its host."""
         return self.on_host.index(self.rank)
 
     @property
@@ -79,7 +77,6 @@ class Seat:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables of Horovod's launchers."""
         numbers = {
             "RANK": self.rank,
             "SIZE": len(self.hosts),
@@ -107,19 +104,16 @@ class Place:
 
     @property
     def world(self) -> Group:
-        """The group of all processes."""
         group = self.sets[0][1]
         assert group is not None, "all processes are in this one"
         return group
 
     @property
     def rank(self) -> int:
-        """The order of this process among all."""
         return self.seat.rank
 
     @property
     def size(self) -> int:
-        """How many processes train."""
         return len(self.seat.hosts)
 
 
@@ -144,12 +138,7 @@ def is_initialized() -> bool:
 
 
 def enter() -> Place:
-    """Find the other processes and connect with them; alone outside of a node.
-
-    Raises:
-        ConfigError: on a node that does not train.
-        CollectiveError: if the processes do not reach each other.
-    """
+    """Find the other processes and connect with them; alone outside of a node."""
     from sparkdl.node.context import current
 
     ctx = current()
@@ -298,12 +287,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def group_of(process_set: ProcessSet | None = None) -> Group:
-    """Return the group that reduces for a process set; of all processes by default.
-
-    Raises:
-        NotInitializedError: before `hvd.init()`, or if the set is not known.
-        ConfigError: if this process is not in it.
-    """
+    """Return the group that reduces for a process set; of all processes by default."""
     process_set = process_set or global_process_set
     _, group = _known(process_set)
     if group is None:
@@ -329,11 +313,7 @@ def join_all() -> int:
 
 
 def has_peers(process_set: ProcessSet) -> bool:
-    """Whether this process is in a process set, and not alone in it.
-
-    Raises:
-        NotInitializedError: before `hvd.init()`, or if the set is not known.
-    """
+    """Whether this process is in a process set, and not alone in it."""
     _, group = _known(process_set)
     return group is not None and group.size > 1
 
@@ -349,11 +329,7 @@ def _known(process_set: ProcessSet) -> tuple[tuple[int, ...], Group | None]:
 
 
 def root_in(group: Group, root_rank: int) -> int:
-    """Return the rank within a group of a rank of the world.
-
-    Raises:
-        ConfigError: if it is not in the group.
-    """
+    """Return the rank within a group of a rank of the world."""
     if root_rank not in group.ranks:
         raise ConfigError(
             f"root_rank={root_rank} is not in this process set: choose one of {list(group.ranks)}"

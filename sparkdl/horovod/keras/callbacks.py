@@ -46,7 +46,6 @@ class Broadcast:
         self._batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcast, if the model has been built."""
         if not self.broadcast_done and self.model.built:
             # Keras makes these with the first step, and members would then begin with different
             # ones.
@@ -54,7 +53,6 @@ class Broadcast:
             self._send()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcast, if the model was built by the first batch."""
         if not self.broadcast_done:
             self._send()
         self._batches += 1
@@ -79,7 +77,6 @@ class MetricAverage:
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average the metrics; all members have the same ones."""
         # Sorted, because members may have logged them in different orders.
         names = sorted(logs or {})
         if logs is None or not names:
@@ -140,7 +137,6 @@ class Schedule:
             self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Learn how many steps an epoch has."""
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
@@ -156,11 +152,9 @@ class Schedule:
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember the epoch."""
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the rate, if it is time."""
         epoch = self.current_epoch
         if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
             return
@@ -170,7 +164,6 @@ class Schedule:
             self._set(epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the rate to the metrics, as `lr`."""
         if logs is not None:
             logs["lr"] = number(self.model.optimizer.learning_rate)
 
@@ -208,7 +201,6 @@ class Warmup(Schedule):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the rate to the metrics, and say when it is reached."""
         super().on_epoch_end(epoch, logs)
         if self.verbose and epoch == (self.end_epoch or 0) - 1 and rank() == 0:
             rate = number(self.model.optimizer.learning_rate)
@@ -249,27 +241,22 @@ class CommitState:
         let_epochs_differ()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Reset the count of batches."""
         self._batches, self._is_due, ctx = 0, False, current()
         self._count = None if ctx is None else FeedCount(ctx)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Commit what came before."""
         self._commit()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the batch."""
         self._batches += 1
         if self._count is not None:
             self._count.in_epoch = batch + 1
         self._is_due = self._is_due or self._batches % self.batches_per_commit == 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Commit what came before."""
         self._commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Request a commit of the epoch."""
         if self._count is not None:
             if (self.params or {}).get("steps") is None:
                 self._count.reach_end()
@@ -277,7 +264,6 @@ class CommitState:
         self._is_due = True
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Commit the last epoch."""
         self._commit()
 
     def _commit(self) -> None:
@@ -309,17 +295,14 @@ class Log:
         self._began_s = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Send the number of the epoch, from 0."""
         self._began_s = time.monotonic()
         log_to_driver(f"Epoch {epoch} begins")
 
     def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Send the metrics, if asked to."""
         if self._has_batches:
             log_to_driver(f"Batch {batch}: {_metrics(logs)}")
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Send the metrics and the seconds."""
         took_s = time.monotonic() - self._began_s
         log_to_driver(f"Epoch {epoch} ended after {took_s:.1f} s: {_metrics(logs)}")
 

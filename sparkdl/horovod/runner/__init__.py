@@ -92,11 +92,7 @@ class Command:
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Command:
-        """Read a command line.
-
-        Raises:
-            ConfigError: if it does not start a Python program, or one that is not there.
-        """
+        """Read a command line."""
         rest = list(words)
         is_started = bool(rest) and _is_python(rest[0])
         if is_started:
@@ -132,15 +128,7 @@ class Command:
 
 
 def run_command(words: Sequence[str], num_proc: int, **options: Any) -> None:
-    """Run a command line in `num_proc` processes, whose lines are printed.
-
-    Args:
-        options: of `horovod.run`.
-
-    Raises:
-        ConfigError: if it cannot work.
-        NodeFailedError: if a process failed.
-    """
+    """Run a command line in `num_proc` processes, whose lines are printed."""
     run(Command.parse(words), num_proc=num_proc, **options)
 
 

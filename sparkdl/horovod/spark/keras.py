@@ -143,15 +143,7 @@ def named(value: Any) -> Any:
 
 
 def translated(callbacks: Any, rate: float | None, logs: str | None) -> list[Any]:
-    """Return Keras' callbacks without Horovod's that a strategy makes superfluous.
-
-    Args:
-        rate: with which Horovod's schedules begin.
-        logs: the folder for TensorBoard.
-
-    Raises:
-        ConfigError: for a warm-up, which asks Horovod for the number of processes.
-    """
+    """Return Keras' callbacks without Horovod's that a strategy makes superfluous."""
     import keras
 
     found = []

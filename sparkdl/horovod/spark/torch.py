@@ -108,11 +108,7 @@ class TorchEstimator(HorovodEstimator, params=[SHAPES]):
 def rows_by_column(
     columns: Sequence[str], shapes: Sequence[Sequence[int]] | None
 ) -> dict[str, list[int]]:
-    """Return the shape of a row for each column, of shapes of batches or of rows.
-
-    Raises:
-        ConfigError: if there are more or fewer shapes than columns.
-    """
+    """Return the shape of a row for each column, of shapes of batches or of rows."""
     if shapes is None:
         return {}
     if len(shapes) != len(columns):

@@ -35,11 +35,7 @@ class OptimizerMaker:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> OptimizerMaker:
-        """Take an optimizer's state.
-
-        Raises:
-            ConfigError: if its parameters are not the model's.
-        """
+        """Take an optimizer's state."""
         params = list(model.parameters())
         places = {id(param): place for place, param in enumerate(params)}
         own = [group["params"] for group in optimizer.param_groups]
@@ -75,7 +71,6 @@ class OptimizerMaker:
 
 
 def multiply_rates(groups: Sequence[dict[str, Any]], factor: float) -> None:
-    """Multiply the learning rates of parameter groups."""
     for group in groups:
         for name in ("lr", "initial_lr"):
             if name in group:
@@ -99,14 +94,12 @@ class Losses:
     reduction: str = "mean"
 
     def __call__(self, output: Any, label: Any) -> Any:
-        """Return the loss of a batch, or the losses of its rows."""
         weights = self.weights or [1.0 / len(self.names)] * len(self.names)
         pairs = matched(output, label, self.names)
         terms = zip(weights, self.functions, pairs, self.names, strict=True)
         return sum(weight * self._loss(loss_of(f), *pair, n) for weight, f, pair, n in terms)
 
     def to(self, device: Any) -> Losses:
-        """Move losses that have weights."""
         for each in self.functions:
             if hasattr(each, "to"):
                 each.to(device)
@@ -131,7 +124,6 @@ class LabelMetric:
     names: Sequence[str]
 
     def __call__(self, output: Any, label: Any) -> Any:
-        """Return its value for a batch."""
         return self.function(*matched(output, label, self.names)[self.place])
 
 
@@ -166,11 +158,7 @@ def history_of(found: Mapping[str, Sequence[float]], metrics: Sequence[str]) -> 
 
 
 def matched(output: Any, label: Any, names: Sequence[str]) -> list[tuple[Any, Any]]:
-    """Return output and label for each name, labels in the outputs' shapes where these fit.
-
-    Raises:
-        ConfigError: if there are fewer outputs than labels.
-    """
+    """Return output and label for each name, labels in the outputs' shapes where these fit."""
     outputs = list(output) if isinstance(output, list | tuple) else [output]
     labels = list(label) if isinstance(label, list | tuple) else [label]
     if len(outputs) < len(names):
@@ -185,11 +173,7 @@ def matched(output: Any, label: Any, names: Sequence[str]) -> list[tuple[Any, An
 
 
 def for_each(value: Any, count: int) -> list[Any]:
-    """Return a value for each of `count` labels: one for all of them, or a list.
-
-    Raises:
-        ConfigError: if there are more or fewer.
-    """
+    """Return a value for each of `count` labels: one for all of them, or a list."""
     found = list(value) if isinstance(value, list | tuple) else [value]
     if len(found) == 1:
         return found * count

@@ -43,10 +43,6 @@ def operate(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[lis
 
     Args:
         splits: of `ALL_TO_ALL`, a tensor, as they may be known in a graph's run alone.
-
-    Raises:
-        NotInitializedError, ConfigError, CollectiveError: also as errors of TensorFlow, see
-            `tensorflow_errors`; the last inside of graphs as TensorFlow makes it.
     """
     import tensorflow as tf
 
@@ -93,11 +89,7 @@ def broadcast_all(tensors: Sequence[Any], root_rank: int, process_set: ProcessSe
 
 
 def members(process_set: ProcessSet) -> Group:
-    """Return the group of a process set.
-
-    Raises:
-        NotInitializedError, ConfigError: see `group_of`; an `InvalidArgumentError` as well.
-    """
+    """Return the group of a process set."""
     with tensorflow_errors():
         return group_of(process_set)
 
@@ -108,10 +100,6 @@ def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, An
     Args:
         work: returns one tensor for each of `like`, in memory of its own.
         like: dtype and shape of each result.
-
-    Raises:
-        CollectiveError: eagerly; one of TensorFlow's as well, see `tensorflow_errors`.
-        ConfigError: for tensors of strings and other objects; likewise.
     """
     import tensorflow as tf
 
@@ -191,11 +179,7 @@ def _turn() -> Any:
 
 
 def with_rows(tensor: Any) -> Any:
-    """Return the tensor, if it has rows.
-
-    Raises:
-        ConfigError: if it is a scalar; an `InvalidArgumentError` as well.
-    """
+    """Return the tensor, if it has rows."""
     if tensor.shape.rank == 0:
         scalar = ConfigError(
             f"a tensor of shape {tensor.shape} has no rows to gather or share out; give it the "

@@ -37,11 +37,7 @@ class Reduction:
             raise ConfigError("gradient_predivide_factor divides averages: use op=hvd.Average")
 
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients reduced over the members; `None` stays `None`.
-
-        Args:
-            gradients: on all members of the same variables.
-        """
+        """Return the gradients reduced over the members; `None` stays `None`."""
         import tensorflow as tf
 
         results = list(gradients)
@@ -67,7 +63,6 @@ class Reduction:
 
 
 def is_sparse(gradient: Any) -> bool:
-    """Whether it is `tf.IndexedSlices`."""
     import tensorflow as tf
 
     return isinstance(gradient, tf.IndexedSlices)

@@ -171,9 +171,6 @@ class Passes:
     Args:
         count: passes per step.
         is_mean: whether the sum is divided by `count`.
-
-    Raises:
-        ConfigError: if `count` is no whole number of 1 or more.
     """
 
     def __init__(self, count: int, is_mean: bool) -> None:

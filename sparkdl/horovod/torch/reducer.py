@@ -28,11 +28,7 @@ class OrderOfCallsError(ConfigError, AssertionError):
 
 
 class Bucket:
-    """Gradients in a row. Where a process has none it sends zeros; sparse ones travel as dense.
-
-    Args:
-        params: whose gradients they are.
-    """
+    """Gradients in a row. Where a process has none it sends zeros; sparse ones travel as dense."""
 
     def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
         import torch
@@ -50,7 +46,6 @@ class Bucket:
         return [row.view(param.shape) for row, param in rows]
 
     def fill(self, place: int, grad: torch.Tensor | None) -> None:
-        """Put a gradient in."""
         if grad is None:
             self._rows[place].zero_()
         elif grad.is_sparse:
@@ -61,7 +56,6 @@ class Bucket:
         self.waits_for -= 1
 
     def spread(self, reduced: torch.Tensor) -> None:
-        """Put reduced gradients where they are from."""
         import torch
 
         grads, results = [], []
@@ -83,12 +77,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Options:
-    """How gradients are reduced.
-
-    Attributes:
-        call: the all-reduce, with its factors.
-        passes: backward passes before a step.
-    """
+    """How gradients are reduced."""
 
     call: Call
     compression: type[Compressor]
@@ -101,9 +90,6 @@ class Reducer:
     Args:
         named: names and parameters, the same on all processes.
         group: of the processes, for this reducer alone.
-
-    Raises:
-        ConfigError: if the processes have different parameters.
     """
 
     def __init__(
@@ -156,14 +142,7 @@ class Reducer:
             hook.remove()
 
     def check(self, params: Iterable[torch.Tensor]) -> None:
-        """Check that no parameter would be stepped without the others' gradients.
-
-        Args:
-            params: of the optimizer now.
-
-        Raises:
-            OrderOfCallsError: if there are more than at first, or another optimizer has them.
-        """
+        """Check that no parameter would be stepped without the others' gradients."""
         if self.is_replaced:
             raise OrderOfCallsError(
                 "another DistributedOptimizer has been made of these parameters, which reduces "
@@ -177,11 +156,7 @@ class Reducer:
             )
 
     def synchronize(self) -> None:
-        """Reduce the remaining gradients, wait, and put the results into the gradients.
-
-        Raises:
-            CollectiveError: if a process was lost, or did not come in time.
-        """
+        """Reduce the remaining gradients, wait, and put the results into the gradients."""
         import torch
 
         with torch.no_grad():

@@ -75,7 +75,6 @@ class _Saved(Saved):
 
     @classmethod
     def _packed(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return parameters as they can be pickled."""
         return values
 
     @classmethod
@@ -201,7 +200,6 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         return backend.num_processes()
 
     def _check_params(self) -> None:
-        """Check parameters before anything takes time."""
         if self.getModel() is None:
             raise ConfigError("Model parameter is required: give model=")
         for name in ("feature_cols", "label_cols"):
@@ -254,9 +252,6 @@ def transformed(df: DataFrame, function: Callable[[Any], Any], is_marked: bool) 
 
     Args:
         is_marked: whether rows are marked as validation rows, and results are to be, too.
-
-    Raises:
-        FeedTypeError: if these cannot be columns of Spark.
     """
     plain = df.select(*_without_vectors(df))
     call = Transformation(function, is_marked)
@@ -364,14 +359,7 @@ class HorovodModel(Model, ModelParams, _Saved):
 def inputs_by_column(
     columns: Sequence[str], signature: Signature, names: Sequence[str]
 ) -> dict[str, str]:
-    """Return the model's input for each column, by their order.
-
-    Args:
-        names: of the columns, for the error.
-
-    Raises:
-        ConfigError: if there are too few columns, or too many.
-    """
+    """Return the model's input for each column, by their order."""
     inputs = [tensor.name for tensor in (*signature.inputs, *signature.optional)]
     if not len(signature.inputs) <= len(columns) <= len(inputs):
         raise ConfigError(
