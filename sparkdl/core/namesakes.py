@@ -109,7 +109,7 @@ _OF_HOROVOD = {
     "save_best_only=True",
     "common.elastic.State": "a base class: give hvd.elastic.ObjectState the objects to keep",
     **dict.fromkeys(
-        (f"keras.callbacks.Update{part}StateCallback" for part in ("Batch", "Epoch")),
+        (f"common.elastic.Update{part}StateCallback" for part in ("Batch", "Epoch")),
         "a count that a LambdaCallback of Keras keeps: on_epoch_end=lambda epoch, logs: "
         "setattr(state, 'epoch', epoch + 1)",
     ),

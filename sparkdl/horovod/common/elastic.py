@@ -20,12 +20,13 @@ import numpy as np
 
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.namesakes import missing_name
+from sparkdl.datasets.keras_epochs import FEEDS, let_epochs_differ
+from sparkdl.frameworks.keras_checkpoint import FeedCount
 from sparkdl.horovod.common.process_sets import group_of, place
+from sparkdl.node.context import NodeContext, current
 
 if TYPE_CHECKING:
     import torch
-
-    from sparkdl.node.context import NodeContext
 
 __all__ = [
     "ElasticSampler",
@@ -56,8 +57,6 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(func)
     def wrapper(state: ObjectState, *args: Any, **kwargs: Any) -> T:
-        from sparkdl.node.context import current
-
         ctx = current()
         place()  # which raises before hvd.init()
         if ctx is not None:
@@ -125,8 +124,6 @@ class ObjectState:
         Raises:
             CheckpointError: if it could not be written, or a process has not called this in time.
         """
-        from sparkdl.node.context import current
-
         self.save()
         ctx = current()
         if ctx is None or ctx.checkpoint_dir is None:
@@ -380,9 +377,83 @@ class ElasticSampler:
         return self.num_samples
 
 
-def __getattr__(name: str) -> Any:
-    if name.endswith("StateCallback"):  # classes of Keras, which is imported on first use
-        from sparkdl.horovod.keras import callbacks
+class CommitState:
+    """Commits the state every so many batches, and at the end of each epoch.
 
-        return getattr(callbacks, name)
+    The commit is made before the next batch, when all callbacks have seen the last one: so the
+    order of the callbacks does not matter.
+
+    Args:
+        state: of the training.
+        batches_per_commit: each commit is a checkpoint, so not too few.
+
+    Raises:
+        ConfigError: if that is no number from 1.
+    """
+
+    params: dict[str, Any] | None  # of Keras
+
+    def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        if batches_per_commit < 1:
+            raise ConfigError(f"batches_per_commit={batches_per_commit}: give a number from 1")
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._batches, self._is_due = 0, False
+        self._count: FeedCount | None = None
+        let_epochs_differ()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._batches, self._is_due, ctx = 0, False, current()
+        self._count = None if ctx is None else FeedCount(ctx)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._commit()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches += 1
+        if self._count is not None:
+            self._count.in_epoch = batch + 1
+        self._is_due = self._is_due or self._batches % self.batches_per_commit == 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._count is not None:
+            if (self.params or {}).get("steps") is None:
+                self._count.reach_end()
+            self._count.end_epoch()
+        self._is_due = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._commit()
+
+    def _commit(self) -> None:
+        if self._is_due:
+            self._is_due = False
+            # `fit` reads a dataset ahead, so that only its own count says what the model has used.
+            is_fed = (ctx := current()) is not None and ctx.batches_given()
+            counts = self._count.counts() if self._count is not None else {}
+            self.state.commit(**({"batches": counts} if is_fed else {}))
+
+    def _train_on(self, feeds: list[str]) -> None:
+        if self._count is not None:
+            self._count.train_on(feeds)
+
+
+setattr(CommitState, FEEDS, CommitState._train_on)
+
+
+@functools.cache
+def _commit_state_callback() -> type[Any]:
+    import keras  # on first use
+
+    bases = (CommitState, keras.callbacks.Callback)
+    return type("CommitStateCallback", bases, {"__doc__": CommitState.__doc__})
+
+
+def __getattr__(name: str) -> Any:
+    if name == "CommitStateCallback":
+        return _commit_state_callback()
     return missing_name(__name__, name)

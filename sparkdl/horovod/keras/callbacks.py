@@ -1,4 +1,4 @@
-"""Horovod's callbacks for Keras 3, `hvd.elastic`'s included.
+"""Horovod's callbacks for Keras 3.
 
 A callback must be a subclass of Keras' `Callback`, and Keras is imported on first use. `_made`
 therefore makes them of the mixins here. https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.keras
@@ -14,14 +14,10 @@ from typing import Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.namesakes import missing_name
-from sparkdl.datasets.keras_epochs import FEEDS, let_epochs_differ
-from sparkdl.frameworks.keras_checkpoint import FeedCount
 from sparkdl.horovod.common import group_of, rank, size
-from sparkdl.horovod.common.elastic import ObjectState
 from sparkdl.horovod.common.process_sets import log_to_driver, report_step
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
 from sparkdl.horovod.tensorflow.optimizer import build
-from sparkdl.node.context import current
 
 _log = logging.getLogger(__name__)
 
@@ -214,74 +210,6 @@ def number(value: Any) -> float:
     return float(tf.convert_to_tensor(value).numpy())
 
 
-class CommitState:
-    """Commits the state every so many batches, and at the end of each epoch.
-
-    The commit is made before the next batch, when all callbacks have seen the last one: so the
-    order of the callbacks does not matter.
-
-    Args:
-        state: of the training.
-        batches_per_commit: each commit is a checkpoint, so not too few.
-
-    Raises:
-        ConfigError: if that is no number from 1.
-    """
-
-    params: dict[str, Any] | None  # of Keras
-
-    def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
-        super().__init__()
-        if batches_per_commit < 1:
-            raise ConfigError(f"batches_per_commit={batches_per_commit}: give a number from 1")
-        self.state = state
-        self.batches_per_commit = batches_per_commit
-        self._batches, self._is_due = 0, False
-        self._count: FeedCount | None = None
-        let_epochs_differ()
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._batches, self._is_due, ctx = 0, False, current()
-        self._count = None if ctx is None else FeedCount(ctx)
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._commit()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._batches += 1
-        if self._count is not None:
-            self._count.in_epoch = batch + 1
-        self._is_due = self._is_due or self._batches % self.batches_per_commit == 0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._commit()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._count is not None:
-            if (self.params or {}).get("steps") is None:
-                self._count.reach_end()
-            self._count.end_epoch()
-        self._is_due = True
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self._commit()
-
-    def _commit(self) -> None:
-        if self._is_due:
-            self._is_due = False
-            # `fit` reads a dataset ahead, so that only its own count says what the model has used.
-            is_fed = (ctx := current()) is not None and ctx.batches_given()
-            counts = self._count.counts() if self._count is not None else {}
-            self.state.commit(**({"batches": counts} if is_fed else {}))
-
-    def _train_on(self, feeds: list[str]) -> None:
-        if self._count is not None:
-            self._count.train_on(feeds)
-
-
-setattr(CommitState, FEEDS, CommitState._train_on)
-
-
 class Log:
     """Sends what `fit` reports to the driver: the metrics of each epoch. Databricks' callback.
 
@@ -313,7 +241,6 @@ def _metrics(logs: Mapping[str, Any] | None) -> str:
 
 _MIXINS: dict[str, type[Any]] = {
     "BroadcastGlobalVariablesCallback": Broadcast,
-    "CommitStateCallback": CommitState,
     "LearningRateScheduleCallback": Schedule,
     "LearningRateWarmupCallback": Warmup,
     "LogCallback": Log,

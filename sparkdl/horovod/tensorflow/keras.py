@@ -1,4 +1,7 @@
-"""`sparkdl.horovod.keras` by Horovod's name for `tf.keras`, which is Keras 3 in TensorFlow 2.16."""
+"""`sparkdl.horovod.keras` by Horovod's name for `tf.keras`, which is Keras 3.
+
+Databricks' `LogCallback` had its place here.
+"""
 
 from __future__ import annotations
 
