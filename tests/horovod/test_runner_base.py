@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -65,8 +66,7 @@ def test_log_callback_sends_epochs_and_batches(capsys: pytest.CaptureFixture[str
     import numpy as np
     import tensorflow as tf
 
-    import sparkdl.horovod.tensorflow.keras as hvd
-
+    hvd: Any = import_module("sparkdl.horovod.tensorflow.keras")
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     model.compile(loss="mse", optimizer="sgd")
     callback = hvd.LogCallback

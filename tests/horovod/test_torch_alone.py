@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from sparkdl.core.errors import ConfigError
@@ -37,11 +40,15 @@ def test_process_that_sparkdl_has_not_started_is_alone() -> None:
         hvd.shutdown()
 
 
-def test_commit_of_other_attributes_is_refused() -> None:
+def test_commit_of_other_attributes_is_refused(tmp_path: Path) -> None:
     from sparkdl.horovod.common.elastic import ObjectState
 
+    last = SimpleNamespace(folder=tmp_path, url=str(tmp_path), step=5)
+    ctx: Any = SimpleNamespace(last_checkpoint=last)
     state = ObjectState(epoch=0)
+    (tmp_path / "horovod-state.pkl").write_bytes(cloudpickle.dumps({"step": 1}))
     with pytest.raises(ConfigError, match="'step', which this ObjectState has not"):
-        state.load_snapshot({"step": 1})
-    state.load_snapshot({"epoch": 3})
+        state._resume(ctx)
+    (tmp_path / "horovod-state.pkl").write_bytes(cloudpickle.dumps({"epoch": 3}))
+    state._resume(ctx)
     assert state.epoch == 3

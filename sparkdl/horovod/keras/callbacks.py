@@ -140,7 +140,7 @@ class Schedule:
                     f"{type(self).__name__} does not know how many steps an epoch has: give it "
                     "steps_per_epoch, or give that to fit"
                 )
-        if self.momentum_correction and getattr(self.model.optimizer, "momentum", 0.0):
+        if self.momentum_correction and getattr(self.model.optimizer, "momentum", None):
             _log.warning(
                 "momentum_correction is not done: %s has a momentum that cannot be changed. Give "
                 "momentum_correction=False",

@@ -72,7 +72,7 @@ def test_keras_program_with_one_hot_labels(spark_ml: SparkSession, tmp_path: Pat
     model.add(keras.layers.Dropout(0.1))
     model.add(keras.layers.Dense(3, activation="softmax"))
     keras_estimator = hvd.KerasEstimator(
-        backend=backend(1),
+        backend=backend(2),
         store=Store.create(str(tmp_path)),
         run_id="run",
         model=model,
@@ -82,7 +82,7 @@ def test_keras_program_with_one_hot_labels(spark_ml: SparkSession, tmp_path: Pat
         feature_cols=["features"],
         label_cols=["label_vec"],
         batch_size=16,
-        epochs=6,
+        epochs=8,
         random_seed=1,
         inmemory_cache_all=True,
         verbose=1,

@@ -42,7 +42,6 @@ def test_module_is_fitted_and_scores(spark_ml: SparkSession) -> None:
 
     frame = rows_of(spark_ml)
     made = estimator(
-        num_proc=2,
         epochs=8,
         loss=torch.nn.MSELoss(),
         validation="is_val",
