@@ -147,13 +147,13 @@ def _stdout_kept() -> Iterator[TextIO]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from sparkdl.horovod.runner import run_command
+    from sparkdl.horovod.runner import Command, run
 
     given = {name: value for name, value in vars(options).items() if value is not None}
     for name in ("command", "function", "gloo", "verbose"):
         del given[name]
     try:
-        run_command(given.pop("program"), **given)
+        run(Command.parse(given.pop("program")), **given)
     except NodeFailedError as error:
         cause = error.root_cause
         is_seen = cause.kind in ("exception", "exit")  # its traceback has been printed

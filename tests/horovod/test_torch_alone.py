@@ -52,3 +52,11 @@ def test_commit_of_other_attributes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "horovod-state.pkl").write_bytes(cloudpickle.dumps({"epoch": 3}))
     state._resume(ctx)
     assert state.epoch == 3
+
+
+def test_last_gradients_come_first_and_the_first_bucket_is_small() -> None:
+    from sparkdl.horovod.common.operations import Slot, plan
+
+    mb = 1 << 20
+    slots = [Slot(30 * mb, "float32")] + [Slot(mb // 2, "float32")] * 6
+    assert plan(slots) == ((6, 5), (4, 3, 2, 1), (0,))

@@ -21,7 +21,6 @@ from sparkdl.collectives.group import Group
 from sparkdl.collectives.transport import Op, Reduction, dtypes, scale_
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common.basics import op_of
-from sparkdl.horovod.common.buckets import Slot, plan
 from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, group_of, root_in
 
 if TYPE_CHECKING:
@@ -254,3 +253,38 @@ def _unflat(row: torch.Tensor, like: Tensors) -> list[torch.Tensor]:
 
 def slot_of(tensor: torch.Tensor) -> Slot:
     return Slot(tensor.nbytes, f"{tensor.dtype} {tensor.device}")
+
+
+# PyTorch's own sizes, of DistributedDataParallel's first bucket and its others.
+FIRST_NBYTES = 1 << 20
+NBYTES = 25 << 20
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A gradient's size, and its kind: dtype and device, the same within a bucket."""
+
+    nbytes: int
+    kind: str = ""
+
+
+def plan(slots: Sequence[Slot]) -> tuple[tuple[int, ...], ...]:
+    """Return the buckets of some megabytes in which gradients travel, in their order, as numbers.
+
+    As in PyTorch's DistributedDataParallel (https://dl.acm.org/doi/10.14778/3415478.3415530) a
+    bucket is reduced during the backward pass, as soon as its gradients are there. The backward
+    pass begins with the last layers, so buckets are made from the last gradient to the first. The
+    first one is small, so that the reduction begins early.
+    """
+    buckets: list[list[int]] = []
+    unfilled: dict[str, list[int]] = {}
+    filled: dict[str, int] = {}
+    for number in reversed(range(len(slots))):
+        slot = slots[number]
+        limit = FIRST_NBYTES if len(buckets) == 1 else NBYTES
+        if slot.kind not in unfilled or filled[slot.kind] + slot.nbytes > limit:
+            unfilled[slot.kind], filled[slot.kind] = [], 0
+            buckets.append(unfilled[slot.kind])
+        unfilled[slot.kind].append(number)
+        filled[slot.kind] += slot.nbytes
+    return tuple(map(tuple, buckets))

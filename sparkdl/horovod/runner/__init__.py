@@ -127,11 +127,6 @@ class Command:
                 raise
 
 
-def run_command(words: Sequence[str], num_proc: int, **options: Any) -> None:
-    """Run a command line in `num_proc` processes, whose lines are printed."""
-    run(Command.parse(words), num_proc=num_proc, **options)
-
-
 def _is_python(word: str) -> bool:
     return Path(word).name.rstrip("0123456789.") == "python"
 

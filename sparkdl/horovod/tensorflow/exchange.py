@@ -62,8 +62,11 @@ def operate(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[lis
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def operation(*given: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
-        shape_of = _same if call.row.keeps_shape else any_rows
-        like = [*((each.dtype, shape_of(each)) for each in given), (tf.int64, None)]
+        shapes = [t.shape if call.row.keeps_shape else _any_rows(t) for t in given]
+        like = [
+            *((t.dtype, shape) for t, shape in zip(given, shapes, strict=True)),
+            (tf.int64, None),
+        ]
         results = in_turn(move, [*given, *extra], like)
 
         def gradient(*upstream: Any) -> list[Any]:
@@ -189,17 +192,13 @@ def with_rows(tensor: Any) -> Any:
     return tensor
 
 
-def any_rows(tensor: Any) -> Any:
+def _any_rows(tensor: Any) -> Any:
     """Return the static shape of `tensor`, with the number of rows unknown."""
     import tensorflow as tf
 
     if tensor.shape.rank is None:
         return tf.TensorShape(None)
     return tf.TensorShape([None]).concatenate(tensor.shape[1:])
-
-
-def _same(tensor: Any) -> Any:
-    return tensor.shape
 
 
 def outside_of_functions(make: Callable[[], T]) -> T:

@@ -9,8 +9,8 @@ from typing import Any
 from sparkdl.collectives.transport import Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set, op_of
-from sparkdl.horovod.common.buckets import Slot, plan
 from sparkdl.horovod.common.compression import Compression, Compressor
+from sparkdl.horovod.common.operations import Slot, plan
 from sparkdl.horovod.common.process_sets import has_peers
 from sparkdl.horovod.tensorflow.mpi_ops import grouped_allreduce
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.collectives.transport import Op
@@ -83,7 +82,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
     else:
         result = kind.from_config(optimizer.get_config())
     # Past Keras' `__setattr__`, which tracks what it is given and would save it.
-    vars(result)["_sparkdl"] = _Settings(how, passes)
+    vars(result)["_sparkdl"] = (how, passes)
     # On GPUs `compile(jit_compile="auto")` would hand the step to XLA, which cannot exchange.
     if objection := _JIT.objection():
         _log.warning("give compile() jit_compile=False on GPUs: %s", objection)
@@ -110,14 +109,6 @@ def build(optimizer: Any, variables: list[Any]) -> None:
             optimizer.build(variables)
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """A distributed optimizer's own attributes, in one object that Keras does not look into."""
-
-    how: Reduction
-    passes: Passes
-
-
 def _apply(
     self: Any, stock: Function, grads: Iterable[Any], trainable_variables: Any = None
 ) -> None:
@@ -127,13 +118,11 @@ def _apply(
         return
     if trainable_variables is None:
         trainable_variables = self._trainable_variables
-    variables, settings = list(trainable_variables), self._sparkdl
-    if settings.passes.count > 1:
+    variables, (how, passes) = list(trainable_variables), self._sparkdl
+    if passes.count > 1:
         # Before `tf.cond`, in whose branches no variable can be made.
         build(self, variables)
-    settings.passes.add(
-        gradients, lambda totals: stock(self, settings.how.reduce(totals), variables)
-    )
+    passes.add(gradients, lambda totals: stock(self, how.reduce(totals), variables))
 
 
 def _check(optimizer: Any) -> None:

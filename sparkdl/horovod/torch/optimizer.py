@@ -12,13 +12,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from sparkdl.collectives.transport import Op
+from sparkdl.collectives.transport import Op, Reduction
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set, group_of, op_of
 from sparkdl.horovod.common.compression import Compression, Compressor
-from sparkdl.horovod.common.operations import ALL_REDUCE, reduction
 from sparkdl.horovod.common.process_sets import has_peers, report_step
-from sparkdl.horovod.torch.reducer import Options, OrderOfCallsError, Reducer
+from sparkdl.horovod.torch.reducer import OrderOfCallsError, Reducer
 
 if TYPE_CHECKING:
     import torch
@@ -149,17 +148,17 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
     named = _named(optimizer, named_parameters)
     # `Average` divides by the number of processes between the two.
     factors = 1 / gradient_predivide_factor, gradient_predivide_factor
-    call = reduction(ALL_REDUCE, op, None, None, factors, process_set)
+    how = Reduction(operation, *factors)
     # The others have no gradients that could be waited for.
     trained = [(name, param) for name, param in named if param.requires_grad]
-    options = Options(call, compression, _checked_passes(backward_passes_per_step))
+    passes = _checked_passes(backward_passes_per_step)
     reducer = None
     if has_peers(process_set):
         everybody = group_of(process_set)
         # Connections of its own, so that other operations may come between its buckets.
         group = everybody.subgroup(range(everybody.size))
         assert group is not None, "a group of all its members has this one"
-        reducer = Reducer(trained, group, options)
+        reducer = Reducer(trained, group, how, compression, passes)
         _own([param for _, param in trained], reducer)
     base = type(optimizer)
     # Not by its constructor, whose arguments are unknown: it shares the state of the other one.

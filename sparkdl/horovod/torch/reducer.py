@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collectives.group import Group
+from sparkdl.collectives.transport import Reduction
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common.buckets import plan
 from sparkdl.horovod.common.compression import Compressor
-from sparkdl.horovod.common.operations import Call, slot_of
+from sparkdl.horovod.common.operations import plan, slot_of
 from sparkdl.horovod.torch.kernels import after_stream_of
 
 if TYPE_CHECKING:
@@ -75,35 +74,32 @@ class Bucket:
         self.waits_for = len(self.params)
 
 
-@dataclass(frozen=True)
-class Options:
-    """How gradients are reduced."""
-
-    call: Call
-    compression: type[Compressor]
-    passes: int = 1
-
-
 class Reducer:
     """Reduces the gradients of some parameters, once a step.
 
     Args:
         named: names and parameters, the same on all processes.
         group: of the processes, for this reducer alone.
+        passes: backward passes before a step.
     """
 
     def __init__(
-        self, named: Sequence[tuple[str, torch.nn.Parameter]], group: Group, options: Options
+        self,
+        named: Sequence[tuple[str, torch.nn.Parameter]],
+        group: Group,
+        how: Reduction,
+        compression: type[Compressor],
+        passes: int,
     ) -> None:
         self._names = [name for name, _ in named]
         self._params = [param for _, param in named]
         self._known = {id(param) for param in self._params}
         self._group = group
-        self._options = options
+        self._how, self._compression = how, compression
         self._check_same()
         self._buckets: list[Bucket] = []
         self._places: dict[int, tuple[int, int]] = {}
-        self._passes = options.passes
+        self._passes = passes
         self.is_replaced = False
         self._futures: list[Future[Any]] = []
         self.reset()
@@ -210,13 +206,12 @@ class Reducer:
             self._next += 1
 
     def _reduction(self, number: int) -> Callable[[], torch.Tensor]:
-        how, compression = self._options.call.how, self._options.compression
         flat = self._buckets[number].flat
 
         def work() -> torch.Tensor:
-            narrow, ctx = compression.compress(flat)
-            self._group.all_reduce_(narrow, how, f"gradients {number}")
-            return compression.decompress(narrow, ctx)
+            narrow, ctx = self._compression.compress(flat)
+            self._group.all_reduce_(narrow, self._how, f"gradients {number}")
+            return self._compression.decompress(narrow, ctx)
 
         return after_stream_of(flat, work)
 
