@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sparkdl.collectives.connect import connect
 from sparkdl.collectives.group import (
     Call,
+    Group,
     Kind,
     last_to_join,
     objection,
@@ -20,8 +22,11 @@ from sparkdl.collectives.group import (
     sealed,
 )
 from sparkdl.collectives.serial import SerialExecutor
-from sparkdl.collectives.transport import Transport
+from sparkdl.collectives.transport import Op, Reduction, Transport
 from sparkdl.core.errors import CollectiveError, ConfigError, FrameworkMissingError
+
+if TYPE_CHECKING:
+    import torch
 
 SOON_S = 10.0
 
@@ -154,25 +159,61 @@ def test_last_to_join_has_stood_in_least_then_came_latest(
     assert last_to_join(calls) == last
 
 
-@pytest.mark.torch
-def test_all_learn_at_once_that_a_member_has_gone() -> None:
+@contextmanager
+def members(size: int, timeout_s: float) -> Iterator[list[Transport]]:
+    """Yield connected members, each of a thread of its own."""
     from torch.distributed import HashStore
 
-    size, store = 5, HashStore()
-
-    def connected(rank: int) -> Transport:
-        return Transport(rank, size, store, "localhost", 60.0)
-
-    def told(wire: Transport) -> str:
-        with pytest.raises(CollectiveError) as info, wire.named_errors("barrier"):
-            wire.announce(b"x")
-        return str(info.value)
-
+    store = HashStore()
     with ThreadPoolExecutor(size) as pool:
-        members = list(pool.map(connected, range(size)))
-        members[2].close()
+        wires = pool.map(
+            lambda rank: Transport(rank, size, store, "localhost", timeout_s), range(size)
+        )
+        found = list(wires)
+        yield found
+        for wire in found:
+            wire.close()
+
+
+def told(wire: Transport) -> str:
+    with pytest.raises(CollectiveError) as info, wire.named_errors("barrier"):
+        wire.announce(b"x")
+    return str(info.value)
+
+
+@pytest.mark.torch
+def test_all_learn_at_once_that_a_member_has_gone() -> None:
+    with members(5, 60.0) as wires, ThreadPoolExecutor(5) as pool:
+        wires[2].close()
         began_s = time.monotonic()
-        texts = list(pool.map(told, members))
+        texts = list(pool.map(told, wires))
     assert time.monotonic() - began_s < SOON_S
     assert "it was closed" in texts.pop(2)
     assert all("by peer" in text for text in texts), texts
+
+
+@pytest.mark.torch
+def test_waiting_for_a_member_ends_in_time() -> None:
+    with members(3, 1.0) as wires, ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(told, wires[:2]))
+    assert any("not all called this within 1 s" in text for text in texts), texts
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "bool", "float16"])
+def test_numbers_of_each_kind_are_reduced_and_whole_ones_exactly(dtype: str) -> None:
+    import torch
+
+    kind = getattr(torch, dtype)
+    with members(2, SOON_S) as wires, ThreadPoolExecutor(2) as pool:
+
+        def mean(wire: Transport) -> torch.Tensor:
+            group = Group(wire.rank, range(2), wire)
+            large = 2**60 + 1 if dtype == "int64" else 1
+            values = torch.tensor([wire.rank, -3 * wire.rank, large]).to(kind)
+            return group.all_reduce_(values, Reduction(Op.SUM))
+
+        for found in pool.map(mean, wires):
+            assert found.dtype is kind
+            expected = {"int64": [1, -3, 2**61 + 2], "uint8": [1, 253, 2], "bool": [1, 1, 1]}
+            assert found.tolist() == expected.get(dtype, [1, -3, 2])
