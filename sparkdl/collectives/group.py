@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
@@ -68,7 +67,6 @@ class Call(NamedTuple):
             for.
         on_device: whether the tensors are a GPU's.
         is_sum: whether zeros from members that have joined leave the result right.
-        since_ns: when the member joined, by its own clock.
     """
 
     kind: int
@@ -78,7 +76,6 @@ class Call(NamedTuple):
     extra: int = 0
     on_device: int = False
     is_sum: int = True
-    since_ns: int = 0
 
 
 _WORDS = struct.Struct(f"<{len(Call._fields)}q192s")
@@ -98,11 +95,11 @@ def objection(calls: Sequence[Call]) -> str | None:
 
 
 def last_to_join(calls: Sequence[Call]) -> int:
-    """Return the rank of the member that joined last; all members compute the same one.
+    """Return the rank of the member that joined last: it has stood in for the fewest operations.
 
-    It has stood in for the fewest operations; among several, it is the last by the clocks.
+    Of several it is the highest rank, on all members; they have seen the same.
     """
-    return max(range(len(calls)), key=lambda rank: (-calls[rank].extra, calls[rank].since_ns, rank))
+    return max(range(len(calls)), key=lambda rank: (-calls[rank].extra, rank))
 
 
 _SEAL_NBYTES = hashlib.sha256().digest_size
@@ -330,9 +327,9 @@ class Group(SerialExecutor):
     def _join(self) -> int:
         import torch
 
-        stood_in, since_ns = 0, time.time_ns()
+        stood_in = 0
         while True:
-            calls = self._agree(Kind.JOIN, "join()", extra=stood_in, since_ns=since_ns)
+            calls = self._agree(Kind.JOIN, "join()", extra=stood_in)
             active = [call for call in calls if call.kind != Kind.JOIN]
             if not active:
                 return last_to_join(calls)

@@ -135,8 +135,8 @@ MAX = Call(Kind.ALL_REDUCE, 1, numel=3, is_sum=False)
 GATHER = Call(Kind.ALL_GATHER, 2, extra=1)
 
 
-def joined(stood_in: int = 0, since_ns: int = 0) -> Call:
-    return Call(Kind.JOIN, 3, extra=stood_in, since_ns=since_ns)
+def joined(stood_in: int = 0) -> Call:
+    return Call(Kind.JOIN, 3, extra=stood_in)
 
 
 @pytest.mark.parametrize("call", [MAX, GATHER])
@@ -149,13 +149,10 @@ def test_only_sums_go_on_without_those_that_have_joined(call: Call) -> None:
     [
         ((joined(0), joined(1)), 0),
         ((joined(1), joined(0), joined(2)), 1),
-        ((joined(0, since_ns=5), joined(0, since_ns=4), joined(1, since_ns=9)), 0),
         ((joined(2), joined(2)), 1),
     ],
 )
-def test_last_to_join_has_stood_in_least_then_came_latest(
-    calls: tuple[Call, ...], last: int
-) -> None:
+def test_last_to_join_has_stood_in_least(calls: tuple[Call, ...], last: int) -> None:
     assert last_to_join(calls) == last
 
 
