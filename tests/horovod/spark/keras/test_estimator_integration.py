@@ -75,7 +75,7 @@ def test_rows_of_parquet_files_are_transformed_and_fitted_and_the_model_scores(
     assert np.allclose(model.getModel().get_weights()[0][:, 0], WEIGHTS / 2, atol=0.1)
     assert model.getModel().compiled
     assert model.getRunId() == "run"
-    scored = model.transform(frame.withColumn("z", vector_to_array("x")))
+    scored = model.transform(frame.withColumn("z", vector_to_array(frame.x)))
     assert isinstance(scored.schema["y__output"].dataType, DoubleType)
     assert all(abs(row.y__output - row.y / 2) < 0.5 for row in scored.collect())
 
