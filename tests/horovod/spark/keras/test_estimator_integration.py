@@ -67,10 +67,10 @@ def test_rows_of_parquet_files_are_transformed_and_fitted_and_the_model_scores(
         sample_weight_col="w",
         metrics=["mae"],
     )
-    model = made.fit_on_parquet({made.epochs: 8})
+    model = made.fit_on_parquet({made.epochs: 4})
     history = model.getHistory()
     assert {"loss", "mae", "val_loss", "val_mae"} <= set(history)
-    assert len(history["loss"]) == 8
+    assert len(history["loss"]) == 4
     assert history["val_loss"][-1] < 0.05 < history["loss"][0]
     assert np.allclose(model.getModel().get_weights()[0][:, 0], WEIGHTS / 2, atol=0.1)
     assert model.getModel().compiled

@@ -42,7 +42,7 @@ def test_module_is_fitted_and_scores(spark_ml: SparkSession) -> None:
 
     frame = rows_of(spark_ml)
     made = estimator(
-        epochs=8,
+        epochs=4,
         loss=torch.nn.MSELoss(),
         validation="is_val",
         sample_weight_col="w",
@@ -50,7 +50,7 @@ def test_module_is_fitted_and_scores(spark_ml: SparkSession) -> None:
     )
     model = made.fit(with_wrong_rows(frame))
     history = model.getHistory()
-    assert [entry["epoch"] for entry in history] == list(range(8))
+    assert [entry["epoch"] for entry in history] == list(range(4))
     assert history[-1]["train"]["loss"] < history[0]["train"]["loss"]
     assert history[-1]["validation"]["all_metrics"][0]["group_0_y"] < 0.2
     assert np.allclose(model.getModel().weight.detach().numpy(), WEIGHTS, atol=0.1)
