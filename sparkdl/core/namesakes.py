@@ -105,6 +105,7 @@ _OF_HOROVOD = {
     ),
     "spark.tensorflow": _SERVICE,
     "tensorflow.data": _SERVICE,
+    "keras.reducescatter": "not Keras' alone: use sparkdl.horovod.tensorflow.reducescatter",
     "keras.callbacks.BestModelCheckpoint": "a ModelCheckpoint of Keras: call it with "
     "save_best_only=True",
     "common.elastic.State": "a base class: give hvd.elastic.ObjectState the objects to keep",

@@ -33,7 +33,7 @@ def test_names_of_this_machine_are_taken(hosts: str) -> None:
         ("localhost:2,192.0.2.1:2", "192.0.2.1 is not a name of this machine"),
         ("host.invalid:2", r"sparkdl\.horovod\.spark\.run"),
         ("localhost", "write it like localhost:2"),
-        ("localhost:2;a:2", "write it like localhost:2"),
+        ("localhost:2;a:2", "is not a name of this machine"),
     ],
 )
 def test_hosts_that_cannot_work_are_refused(hosts: str, problem: str) -> None:

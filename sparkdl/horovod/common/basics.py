@@ -6,6 +6,7 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/common/basics.py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -185,20 +186,12 @@ def nccl_built(verbose: bool = False) -> int:
 
 def cuda_built(verbose: bool = False) -> bool:
     """Whether PyTorch is one for CUDA."""
-    return _torch_version("cuda")
+    return gloo_built() and getattr(import_module("torch.version"), "cuda", None) is not None
 
 
 def rocm_built(verbose: bool = False) -> bool:
     """Whether PyTorch is one for ROCm."""
-    return _torch_version("hip")
-
-
-def _torch_version(of: str) -> bool:
-    if not gloo_built():
-        return False
-    from torch import version
-
-    return getattr(version, of, None) is not None
+    return gloo_built() and getattr(import_module("torch.version"), "hip", None) is not None
 
 
 def mpi_built(verbose: bool = False) -> bool:

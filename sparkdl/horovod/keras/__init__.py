@@ -40,7 +40,6 @@ __all__ = [
     "elastic",
     "join",
     "load_model",
-    "reducescatter",
 ]
 
 # Where Horovod's programs import it from.
@@ -63,15 +62,6 @@ def allreduce(value: Any, name: str | None = None, **options: Any) -> Any:
         options: of `sparkdl.horovod.tensorflow.allreduce`.
     """
     return mpi_ops.allreduce(value, name=name, **options)
-
-
-def reducescatter(value: Any, name: str | None = None, **options: Any) -> Any:
-    """Return this member's share of the rows of the reduced tensor.
-
-    Args:
-        options: of `sparkdl.horovod.tensorflow.reducescatter`.
-    """
-    return mpi_ops.reducescatter(value, name=name, **options)
 
 
 def load_model(

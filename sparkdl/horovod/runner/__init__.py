@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import runpy
 import shutil
 import socket
@@ -142,19 +141,15 @@ def _check_interpreter(word: str) -> None:
         )
 
 
-_HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):(\d+)")
-
-
 def check_hosts(hosts: str | None) -> None:
     """Raise `ConfigError` if one of `localhost:4` is another machine, or not written so."""
-    if not hosts:
-        return
-    found = [_HOST.fullmatch(part.strip()) for part in hosts.split(",")]
-    if not all(found):
-        raise ConfigError(f"hosts={hosts!r}: write it like localhost:2, or a:2,b:4")
     own = ("localhost", "127.0.0.1", "[::1]", socket.gethostname())
-    if others := [match[1] for match in found if match and match[1] not in own]:
-        raise ConfigError(
-            f"hosts={hosts!r}: {others[0]} is not a name of this machine, and processes are "
-            "started on others by Spark: write localhost, or use sparkdl.horovod.spark.run"
-        )
+    for part in hosts.split(",") if hosts else ():
+        host, _, slots = part.strip().rpartition(":")
+        if not slots.isdigit():
+            raise ConfigError(f"hosts={hosts!r}: write it like localhost:2, or a:2,b:4")
+        if host not in own:
+            raise ConfigError(
+                f"hosts={hosts!r}: {host} is not a name of this machine, and processes are "
+                "started on others by Spark: write localhost, or use sparkdl.horovod.spark.run"
+            )
