@@ -24,7 +24,6 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import CheckpointRef, Member, Resume, World
-from sparkdl.node.async_writers import waited_for
 from sparkdl.node.checkpoint_store import (
     CheckpointName,
     CheckpointStore,
@@ -145,8 +144,7 @@ class Checkpoints:
                 raise CheckpointError(late)
             with self._named_errors(name):
                 folder = store.open(name)
-            timeout_s = self._spec.settings.feeding.timeout_s
-            with self._named_errors(name, is_users=True), waited_for(timeout_s):
+            with self._named_errors(name, is_users=True):
                 yield folder
             with self._named_errors(name):
                 store.finish(name, folder, self._node)
