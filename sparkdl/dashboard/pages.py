@@ -283,8 +283,6 @@ _NODE_COLUMNS = (
     Column("memory", "Memory, GiB", 100, _load("memory_nbytes", 2**-30), "0,0.0"),
     Column("gpu", "GPU", 52, _load("gpu"), "0%"),
     Column("gpu_memory", "GPU, GiB", 70, _load("gpu_nbytes", 2**-30), "0,0.0"),
-    Column("received", "In, MB/s", 75, _load("received_nbytes_s", 1e-6), "0,0.0"),
-    Column("sent", "Out, MB/s", 80, _load("sent_nbytes_s", 1e-6), "0,0.0"),
     Column("host", "Host", 95, lambda row: row.host),
     Column("pid", "Process", 60, lambda row: _known(row.pid, 1), "0"),
     Column("metrics", "Metrics", 420, lambda row: _metrics(row.metrics)),

@@ -16,7 +16,6 @@ import re
 import shutil
 import tempfile
 import uuid
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +30,8 @@ from sparkdl.storage.systems import locate, open_storage
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 1
-"""The manifest's version. A reader refuses manifests newer than itself."""
 MANIFEST = "manifest.json"
 _DIRECTORY = pafs.FileType.Directory
-_SUM = re.compile(rb'\{\n "checksum": "([0-9a-f]{8})",')
-"""How a manifest begins: the CRC-32 of the JSON object without this key."""
 _WRONG = "is missing or has another size"
 _WAIT = (
     "If a thread or an asynchronous save writes the files, wait for it inside the block: "
@@ -80,7 +75,6 @@ class Manifest(msgspec.Struct, frozen=True):
     """The contents of `manifest.json`, which is written last.
 
     Args:
-        format: of this file.
         step: the user's count.
         generation: of the world that made it.
         time_s: when it was made, seconds since the epoch.
@@ -96,42 +90,12 @@ class Manifest(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...]
     feeds: dict[str, FeedCoverage]
     files: dict[str, int] = {}
-    format: int = FORMAT
 
 
-class _Format(msgspec.Struct, frozen=True):
-    """The fields that all versions of a manifest share."""
-
-    format: int
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest as JSON, with its checksum."""
-    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    # The checksum stands in front, so that it covers the exact bytes behind it and not a parsed
-    # copy.
-    return b'{\n "checksum": "%08x",' % zlib.crc32(body) + body[1:]
-
-
-def decode_manifest(data: bytes, where: str) -> Manifest | None:
-    """Read a manifest; `None` if it is broken, in whatever way.
-
-    Raises:
-        CheckpointError: if a newer sparkdl has written it.
-    """
-    begin = _SUM.match(data)
-    body = b"{" + data[begin.end() :] if begin else b""
-    if not begin or int(begin[1], 16) != zlib.crc32(body):
-        return None
+def decode_manifest(data: bytes) -> Manifest | None:
+    """Read a manifest; `None` if it is broken, in whatever way."""
     try:
-        # The format comes first: a newer manifest may not fit the struct of this version.
-        written = msgspec.json.decode(body, type=_Format).format
-        if written > FORMAT:
-            raise CheckpointError(
-                f"{where} was made by a newer sparkdl (format {written}, this one knows {FORMAT}); "
-                "install that, or choose another checkpoint_dir"
-            )
-        return msgspec.json.decode(body, type=Manifest)
+        return msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return None
 
@@ -196,7 +160,7 @@ class CheckpointStore:
         """Return the newest checkpoint that is whole; `None` if there is none.
 
         Raises:
-            CheckpointError: if the folder cannot be read, or a newer sparkdl has written to it.
+            CheckpointError: if the folder cannot be read.
         """
         try:
             found = []
@@ -220,7 +184,7 @@ class CheckpointStore:
         """
         try:
             with self._system.open_input_stream(f"{self._path}/{name}/{MANIFEST}") as file:
-                manifest = decode_manifest(file.read(), f"{self._url}/{name}")
+                manifest = decode_manifest(file.read())
         except OSError as error:
             raise CheckpointError(f"{self._url}/{name} cannot be read: {error}") from error
         if manifest is None:
@@ -353,7 +317,7 @@ class CheckpointStore:
     def _read(self, entry: Entry) -> Manifest | None:
         """Return the manifest, if it agrees with the files."""
         with self._system.open_input_stream(f"{entry.path}/{MANIFEST}") as file:
-            manifest = decode_manifest(file.read(), f"{self._url}/{entry.name}")
+            manifest = decode_manifest(file.read())
         if manifest is None:
             _log.warning(
                 "%s/%s has a broken manifest and is skipped: an older checkpoint is used. Delete "
@@ -407,7 +371,9 @@ class CheckpointStore:
                 f"there is no checkpoint of step {manifest.step}: no node has written a file into "
                 f"it. Write into the folder that `with ctx.checkpoint(…) as folder` gives. {_WAIT}"
             )
-        self._write(f"{folder}/{MANIFEST}", encode_manifest(complete))
+        self._write(
+            f"{folder}/{MANIFEST}", msgspec.json.format(msgspec.json.encode(complete), indent=1)
+        )
         return complete
 
     def _write(self, path: str, data: bytes) -> None:

@@ -6,7 +6,6 @@ import gzip
 import io
 import struct
 import typing
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,11 +18,11 @@ import pyarrow as pa
 from sparkdl.control import channel, messages
 from sparkdl.control.rows import FeedCoverage
 from sparkdl.control.values import decode_value, encode_value
-from sparkdl.core.errors import CheckpointError, ConfigError, ProtocolError, RecordError
+from sparkdl.core.errors import ConfigError, ProtocolError, RecordError
 from sparkdl.data.examples import Kind, columns_of, decode
 from sparkdl.data.framing import frame, read_chunks
 from sparkdl.data.infer import see
-from sparkdl.node.checkpoint_store import CheckpointName, Manifest, decode_manifest, encode_manifest
+from sparkdl.node.checkpoint_store import CheckpointName, Manifest, decode_manifest
 from tests.data.records import example
 from tests.fuzz.inputs import altered, damaged, example_of
 
@@ -90,14 +89,6 @@ _VALUES: list[Any] = [
 
 _COVERAGE = FeedCoverage(2, {2: {0: {0: ((0, 5), (7, 9))}}}, {})
 _MANIFEST = Manifest(5, "abc", 1, 1.5, ("worker:0",), {"input": _COVERAGE}, {"a/b": 3})
-_SEALED = b'{\n "checksum": "%08x",'
-
-
-def _manifest(data: bytes) -> None:
-    decode_manifest(data, "here")
-    if body := data.partition(b",")[2]:  # and with the checksum that it should have
-        body = b"{" + body
-        decode_manifest(_SEALED % zlib.crc32(body) + body[1:], "here")
 
 
 def _checkpoint_name(data: bytes) -> None:
@@ -172,7 +163,7 @@ TARGETS = [
     Target(
         "values", 0.1, [encode_value(v) for v in _VALUES], _refuses(decode_value, ProtocolError)
     ),
-    Target("manifests", 0.08, [encode_manifest(_MANIFEST)], _refuses(_manifest, CheckpointError)),
+    Target("manifests", 0.08, [msgspec.json.encode(_MANIFEST)], _refuses(decode_manifest)),
     Target("names of checkpoints", 0.02, [b"step-0000000005-abc-1"], _refuses(_checkpoint_name)),
     Target(
         "files of records", 0.15,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.fs as pafs
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from sparkdl.control.rows import FeedCoverage
 from sparkdl.core.errors import CheckpointError
@@ -18,8 +15,6 @@ from sparkdl.node.checkpoint_store import (
     CheckpointStore,
     LocalStore,
     Manifest,
-    decode_manifest,
-    encode_manifest,
     open_store,
 )
 
@@ -161,64 +156,6 @@ def test_checkpoint_that_is_not_whole_is_left_out(
     assert found is not None
     assert found.ref.step == 5
     assert "skipped" in caplog.text
-
-
-MANIFEST_TEXT = encode_manifest(
-    Manifest(6, "one", 0, 1.5, NODES, FEEDS, {"deep/chief-0": 9, "model.bin": 10_000})
-)
-NEST = b"[" * 100_000
-
-
-@st.composite
-def hurt_manifests(draw: st.DrawFn) -> bytes:
-    """Return a manifest with bits turned, bytes changed, and parts missing or foreign."""
-    data = bytearray(MANIFEST_TEXT)
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(data)))
-        how = draw(st.sampled_from(["bit", "byte", "cut", "insert", "zeros"]))
-        if how == "bit" and at < len(data):
-            data[at] ^= 1 << draw(st.integers(0, 7))
-        elif how == "byte" and at < len(data):
-            data[at] = draw(st.integers(0, 255))
-        elif how == "cut":
-            del data[at : at + draw(st.integers(1, 500))]
-        elif how == "insert":
-            data[at:at] = draw(st.one_of(st.binary(max_size=40), st.just(NEST)))
-        elif how == "zeros":
-            length = draw(st.integers(1, 64))
-            data[at : at + length] = bytes(len(data[at : at + length]))
-    return bytes(data)
-
-
-@given(hurt_manifests())
-@example(b"")
-@example(NEST)
-@example(MANIFEST_TEXT.replace(b'"format": 1', b'"format": 3'))
-@example(MANIFEST_TEXT.replace(b'"one"', b'"\xff\xfe"'))
-@example(MANIFEST_TEXT.replace(b"10000", b"1" * 5000))
-def test_hurt_manifest_is_never_taken_for_another_one(hurt: bytes) -> None:
-    whole = decode_manifest(MANIFEST_TEXT, "here")
-    assert whole is not None
-    assert decode_manifest(hurt, "here") in ((None,) if hurt != MANIFEST_TEXT else (whole,))
-
-
-@pytest.mark.parametrize("body", [b"", b'\n"format": 1, "x": "\xed\xa0"}', NEST])
-def test_manifest_that_is_sealed_and_broken_is_none(body: bytes) -> None:
-    seal = b'{\n "checksum": "%08x",' % zlib.crc32(b"{" + body)
-    assert decode_manifest(seal + body, "here") is None
-
-
-def test_every_turned_bit_of_a_manifest_is_seen() -> None:
-    for at in range(len(MANIFEST_TEXT) * 8):
-        hurt = bytearray(MANIFEST_TEXT)
-        hurt[at // 8] ^= 1 << at % 8
-        assert decode_manifest(bytes(hurt), "here") is None
-
-
-def test_manifest_of_a_newer_sparkdl_is_an_error() -> None:
-    text = encode_manifest(Manifest(1, "c", 0, 1.0, (), {}, format=99))
-    with pytest.raises(CheckpointError, match=r"made by a newer sparkdl \(format 99"):
-        decode_manifest(text, "here")
 
 
 def test_sweep_keeps_the_newest_and_deletes_what_never_became_one(store: CheckpointStore) -> None:
