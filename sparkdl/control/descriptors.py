@@ -8,8 +8,8 @@ the feeder writes the segment and sends its descriptor through a Unix socket, an
 times. The socket has an abstract name (unix(7)), known from the stream's first answer. Another
 machine, or a container with a network of its own, cannot connect to it, and uses Flight.
 
-The first message is the token, which the agent answers. A peer that does not send it soon, or
-belongs to another user, is disconnected.
+The first message is the token, which the agent answers. A peer that does not send it soon is
+disconnected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import uuid
 from array import array
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from sparkdl.control.auth import bearer, is_authorized
 from sparkdl.core.deadline import Deadline
@@ -44,10 +43,6 @@ OUT_OF_DESCRIPTORS = (
     "no file descriptors are left, or almost none. Raise `ulimit -n` where the process is started, "
     "and let only the cluster's hosts reach its ports (a network policy)"
 )
-EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_EXHAUSTED_PAUSE_S = 0.1
-# `struct ucred` of unix(7): pid, uid, gid.
-_CREDENTIALS = struct.Struct("3i")
 _JOIN_S = 2.0
 
 
@@ -106,12 +101,10 @@ class FdReceiver:
         self._token_timeout_s = token_timeout_s
         self.name = f"sparkdl-{uuid.uuid4().hex}" if sys.platform == "linux" else ""
         self._token = token
-        # Root is let in, too: it can read this process's memory anyway.
-        self._users = {0, os.geteuid()}
         self._changed = threading.Condition()
         self._fds: dict[str, int] = {}
         self._connections: set[socket.socket] = set()
-        self._is_closed = self._is_short = False
+        self._is_closed = False
         self._listener: socket.socket | None = None
         if self.name:
             # Packets, not a stream: each key stays together with its descriptor.
@@ -160,20 +153,9 @@ class FdReceiver:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError as error:
-                with self._changed:
-                    if self._is_closed or error.errno not in EXHAUSTED:
-                        return
-                    if not self._is_short:
-                        _log.warning("No feeder can connect for now: %s", OUT_OF_DESCRIPTORS)
-                    self._is_short = True
-                    # `accept` would fail again at once, and this thread would spin.
-                    self._changed.wait_for(lambda: self._is_closed, _EXHAUSTED_PAUSE_S)
-                continue
-            self._is_short = False
-            if peer_of(sock).uid not in self._users:
-                sock.close()
-                continue
+            except OSError:  # closed, or no descriptors are left: feeders use Flight from now on
+                self._listener.close()
+                return
             with self._changed:
                 if self._is_closed:
                     sock.close()
@@ -225,23 +207,6 @@ class FdReceiver:
             fds = [self._fds.pop(key) for key in keys if key in self._fds]
         for fd in fds:
             close_fd(fd)
-
-
-class Peer(NamedTuple):
-    """The process at the other end of a Unix socket, and its user."""
-
-    pid: int
-    uid: int
-
-
-def peer_of(sock: socket.socket) -> Peer:
-    """Return who is at the other end: the listener's process, where `sock` has connected to it.
-
-    Source: unix(7), SO_PEERCRED.
-    """
-    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _gid = _CREDENTIALS.unpack(found)
-    return Peer(pid, uid)
 
 
 class FdSender:

@@ -199,8 +199,6 @@ class NodeLoad(Message, frozen=True):
         feed_nbytes: of rows that wait at the node in memory, of `feed_limit_nbytes` at most.
         gpu: share of the time in which its GPUs were busy, their mean.
         gpu_nbytes: in use on them, by others as well.
-        received_nbytes_s, sent_nbytes_s: bytes per second on its host's network interfaces, of all
-            processes; without loopback.
     """
 
     cores: float
@@ -209,8 +207,6 @@ class NodeLoad(Message, frozen=True):
     feed_limit_nbytes: int = 0
     gpu: float = 0.0
     gpu_nbytes: int = 0
-    received_nbytes_s: int = 0
-    sent_nbytes_s: int = 0
 
 
 class LogLines(Message, frozen=True):
@@ -473,7 +469,7 @@ class Stop(Message, frozen=True):
 class Drain(Message, frozen=True):
     """Turn `ctx.is_draining` true: Spark decommissions the executor of a node.
 
-    The child answers with a `Gather` of `number`, which is negative: see `node/draining.py`.
+    The child answers with a `Gather` of `number`, which is negative: see `node/link.py`.
     """
 
     generation: int

@@ -13,7 +13,6 @@ import asyncio
 import http
 import logging
 import resource
-import time
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -29,7 +28,6 @@ from websockets.protocol import State
 
 from sparkdl.control.auth import is_authorized
 from sparkdl.control.cause import CAUSE_PATH, FINISHED
-from sparkdl.control.descriptors import EXHAUSTED, OUT_OF_DESCRIPTORS
 from sparkdl.control.host_watch import CAN_TELL, LOOKS, HostWatch
 from sparkdl.control.lease import CLOSE_S, driver_keep_alive, driver_patience_s
 from sparkdl.control.messages import (
@@ -49,8 +47,6 @@ from sparkdl.core.world import host_port
 
 _log = logging.getLogger(__name__)
 
-_WARN_PERIOD_S = 60.0
-"""Every refused connection raises the error again: it is logged this often at most."""
 MAX_STRANGERS = 64
 """Connections without a token that are kept; the oldest goes first, since agents send it soon."""
 _OTHER_DESCRIPTORS = 256
@@ -142,7 +138,6 @@ class CoordinatorServer:
         self._max_strangers = max(MAX_STRANGERS, num_nodes)
         self._strangers: deque[ReferenceType[ServerConnection]] = deque()
         """The last ones that were accepted, the oldest first; agents by now, perhaps."""
-        self._quiet_until_s = 0.0
         self._connections: dict[str, ServerConnection] = {}
         self._watches: dict[ServerConnection, HostWatch] = {}
         self.address: ServerAddress | None = None
@@ -188,8 +183,6 @@ class CoordinatorServer:
                 problem = str(error)
                 continue
             self._spawn(self._watch_hosts())
-            # asyncio reports a failed `accept` there alone.
-            asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
             bound_port = next(iter(self._server.sockets)).getsockname()[1]
             self.address = ServerAddress(host, bound_port, self.tls is not None)
             return self.address
@@ -231,14 +224,6 @@ class CoordinatorServer:
             if oldest is not None and oldest.state is State.CONNECTING:
                 oldest.transport.abort()
         return connection
-
-    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Say once what asyncio would repeat each second, when it tries to accept again."""
-        if getattr(context.get("exception"), "errno", None) not in EXHAUSTED:
-            loop.default_exception_handler(context)
-        elif time.monotonic() >= self._quiet_until_s:
-            _log.warning("No agent can connect for now: %s", OUT_OF_DESCRIPTORS)
-            self._quiet_until_s = time.monotonic() + _WARN_PERIOD_S
 
     def _on_request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Refuse a request without the token; answer that of a feeder."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -116,37 +114,6 @@ def test_stranger_that_says_nothing_is_hung_up_on() -> None:
         sock.settimeout(SOON_S)
         sock.connect(f"\0{server.name}")
         assert sock.recv(1) == b""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_process_of_another_user_is_hung_up_on() -> None:
-    with serving() as server:
-        os.seteuid(65534)
-        try:
-            assert FdSender.connect(server.name, TOKEN) is None
-        finally:
-            os.seteuid(0)
-
-
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_want_of_descriptors_is_waited_out(number: int) -> None:
-    """As where strangers have taken all: the process has room again after a moment."""
-
-    class Exhausted(socket.socket):
-        lacks = 3
-
-        def accept(self) -> Any:
-            if self.lacks:
-                self.lacks -= 1
-                raise OSError(number, os.strerror(number))
-            return super().accept()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparkdl.control.descriptors.socket.socket", Exhausted)
-        server = FdReceiver(TOKEN)
-    with connected(server) as feeder:
-        os.close(server.wait_fd(send(feeder), soon()))
-    server.close()
 
 
 def feeder_threads() -> list[threading.Thread]:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +40,6 @@ from tests.control.rooms import (
     speak,
     text_frame,
 )
-from tests.doubles.limits import no_descriptors_left
 
 Stalled = Callable[[Room], AbstractAsyncContextManager[Peer]]
 
@@ -206,25 +205,6 @@ async def test_agents_of_a_large_launch_that_come_at_once_are_no_strangers() -> 
         many = [await stack.enter_async_context(here.raw()) for _ in range(2 * MAX_STRANGERS)]
         async with here.agent("after"):
             assert not any(reader.at_eof() for reader, _ in many[1:])
-
-
-@on_loop
-async def test_want_of_descriptors_is_waited_out_and_told_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    loop = asyncio.get_running_loop()
-    async with room() as here:
-        with ExitStack() as stack:
-            socks = [stack.enter_context(socket.socket()) for _ in range(3)]
-            stack.enter_context(no_descriptors_left())
-            for sock in socks:
-                sock.setblocking(False)
-                await loop.sock_connect(sock, (here.address.host, here.address.port))
-            while not caplog.messages:
-                await asyncio.sleep(0.01)
-        await check_works(here)
-    (said,) = (m for m in caplog.messages if "descriptor" in m or "resource" in m)
-    assert said.startswith("No agent can connect for now: no file descriptors are left")
 
 
 # What an agent may say.
