@@ -1,8 +1,8 @@
 """What user code on a node has of Spark: the files of `SparkContext.addFile`. The rest is refused.
 
 A child is no task of Spark. Without this, a session made in `map_fun` starts a second Spark, and
-functions of columns and `SparkFiles` fail by bare assertions. Modules of pyspark are changed once
-the program imports them: importing pyspark at each start would take half a second.
+`SparkFiles` fails by a bare assertion. Modules of pyspark are changed once the program imports
+them: importing pyspark at each start would take half a second.
 """
 
 from __future__ import annotations
@@ -50,38 +50,11 @@ def _context(module: Any) -> None:
     module.SparkContext._ensure_initialized = classmethod(refuse)
 
 
-_COLUMNS = "Compute columns in the driver, in the DataFrame that cluster.feed(df) gets"
-
-
-def _utils(module: Any) -> None:
-    def refuse() -> None:
-        _refuse("Columns and functions of pyspark.sql", _COLUMNS)
-
-    module.get_active_spark_context = refuse
-
-
-def _functions(module: Any) -> None:
-    def refuse(name: str, *args: Any) -> None:
-        _refuse(f"pyspark.sql.functions.{name}", _COLUMNS)
-
-    module._invoke_function = refuse
-
-
-def _task(module: Any) -> None:
-    def refuse(cls: Any) -> None:
-        _refuse("BarrierTaskContext", "Use ctx.rank, ctx.barrier() and ctx.all_gather(value)")
-
-    module.BarrierTaskContext.get = classmethod(refuse)
-
-
 _CHANGES: Mapping[str, Callable[[Any], None]] = MappingProxyType(
     {
         # The second names are those of pyspark 3.5.
         **dict.fromkeys(("pyspark.core.files", "pyspark.files"), _files),
         **dict.fromkeys(("pyspark.core.context", "pyspark.context"), _context),
-        **dict.fromkeys(("pyspark.sql.functions.builtin", "pyspark.sql.functions"), _functions),
-        "pyspark.sql.utils": _utils,
-        "pyspark.taskcontext": _task,
     }
 )
 

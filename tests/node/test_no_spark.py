@@ -27,8 +27,8 @@ def said(call: Callable[[], Any]) -> str:
 
 
 def try_all(args: Any, ctx: Any) -> dict[str, str]:
-    from pyspark import BarrierTaskContext, SparkContext, SparkFiles, TaskContext
-    from pyspark.sql import SparkSession, Window, functions
+    from pyspark import SparkContext, SparkFiles, TaskContext
+    from pyspark.sql import SparkSession
 
     return {
         "file": said(lambda: Path(SparkFiles.get("words.txt")).read_text()),
@@ -36,10 +36,6 @@ def try_all(args: Any, ctx: Any) -> dict[str, str]:
         "session": said(SparkSession.builder.getOrCreate),
         "context": said(SparkContext),
         "active": said(SparkSession.getActiveSession),
-        "col": said(lambda: functions.col("x")),
-        "sum": said(lambda: functions.sum("x")),
-        "window": said(lambda: Window.partitionBy("x")),
-        "barrier": said(BarrierTaskContext.get),
         "task": said(TaskContext.get),
     }
 
@@ -48,10 +44,6 @@ REFUSED = {
     "session": "SparkContext and SparkSession cannot be used inside map_fun: nodes have no Spark. "
     "Use them in the driver",
     "context": "SparkContext and SparkSession cannot be used",
-    "col": "pyspark.sql.functions.col cannot be used inside map_fun",
-    "sum": "Columns and functions of pyspark.sql cannot be used inside map_fun",
-    "window": "Columns and functions of pyspark.sql cannot be used inside map_fun",
-    "barrier": "BarrierTaskContext cannot be used inside map_fun: nodes have no Spark. Use ctx",
 }
 
 
