@@ -31,7 +31,6 @@ from sparkdl.core.errors import FeedClosedError, ProtocolError, SparkdlError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Environment
 from sparkdl.node import state as states
-from sparkdl.node.children import NodeChild
 from sparkdl.node.observation import Observation
 from sparkdl.node.resources import allow_descriptors, feed_disk, feed_memory, work_root
 from sparkdl.node.spec import (
@@ -42,7 +41,7 @@ from sparkdl.node.spec import (
     read_spec,
     write_private,
 )
-from sparkdl.node.supervisor import watch_pid
+from sparkdl.node.supervisor import NodeChild, watch_pid
 from sparkdl.node.tensorboard import TensorBoard
 
 if TYPE_CHECKING:

@@ -6,9 +6,14 @@ Runs in: agent
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
-from sparkdl.control.channel import Imported, Local
+import psutil
+from msgspec.structs import replace
+
+from sparkdl.control.channel import Consumed, Imported, Local, Reported, Waited
 from sparkdl.control.messages import (
     FetchLog,
     FetchStacks,
@@ -16,15 +21,19 @@ from sparkdl.control.messages import (
     LastLines,
     LogLines,
     LogTail,
+    NodeActive,
+    NodeLoad,
     Stacks,
 )
 from sparkdl.core.throttle import Throttle
-from sparkdl.node.activity import Activity, log_period_s
-from sparkdl.node.children import NodeChild
 from sparkdl.node.error_lines import marked_in, unmarked
-from sparkdl.node.load import LoadWatch
+from sparkdl.node.gpus import open_nvml
 from sparkdl.node.spec import AgentSpec
+from sparkdl.node.supervisor import ChildLog, NodeChild
 
+PERIOD_S = 0.1
+"""Steps go to the coordinator this often at most."""
+_MAX_LOG_PERIOD_S = 10.0
 _LOG_PERIOD_S = 0.25
 """A child's output goes to the driver this often at most."""
 
@@ -110,3 +119,158 @@ class Observation:
             is_shown = self._spec.is_printed(self._child.rank)
             self._report(LogLines(tuple(map(unmarked, lines)), is_shown, marked_in(lines)))
         return bool(lines)
+
+
+_PERIOD_S = 2.0
+_RESCAN = 5
+"""Looks between searches for the child's processes: a search reads all processes of the host."""
+
+
+class LoadWatch:
+    """Reports every two seconds. Runs on the agent's loop.
+
+    Args:
+        gpus: the GPUs that the child uses: UUIDs, or numbers in nvidia-smi's order.
+        feed_nbytes: returns how many bytes of rows wait, and how many may.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        report: Callable[[NodeLoad], None],
+        gpus: Sequence[str],
+        feed_nbytes: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._loop = loop
+        self._report = report
+        self._gpus = tuple(gpus)
+        self._feed_nbytes = feed_nbytes
+        self._processes: list[psutil.Process] = []
+        self._pid = self._looks = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, pid: int) -> None:
+        """Watch another child."""
+        self._pid, self._looks = pid, 0
+        if self._timer is None:
+            self._look()
+
+    def close(self) -> None:
+        """Report nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(_PERIOD_S, self._look)
+        if self._looks % _RESCAN == 0:
+            self._find_processes()
+        self._looks += 1
+        cores = nbytes = 0.0
+        for process in self._processes:
+            with suppress(psutil.Error):  # it has ended; another one begins, or the agent ends
+                cores += process.cpu_percent(None) / 100  # since the last look
+                nbytes += process.memory_info().rss
+        used, limit = self._feed_nbytes()
+        busy, gpu_nbytes = _gpu_load(self._gpus)
+        self._report(NodeLoad(cores, int(nbytes), used, limit, busy, gpu_nbytes))
+
+    def _find_processes(self) -> None:
+        known = {process: process for process in self._processes}
+        self._processes = []
+        with suppress(psutil.Error):
+            child = psutil.Process(self._pid)
+            found = [child, *child.children(recursive=True)]
+            # psutil measures CPU time between two calls of one object: a new object would report 0
+            # first.
+            self._processes = [known.get(process, process) for process in found]
+
+
+def _gpu_load(gpus: Sequence[str]) -> tuple[float, int]:
+    """Return the mean share of time in which these GPUs were busy, and the bytes in use on them."""
+    if not gpus:
+        return 0.0, 0
+    busy, nbytes = 0.0, 0
+    with suppress(Exception), open_nvml() as nvml:  # numbers to look at; training needs none
+        for gpu in gpus:
+            is_number = gpu.isdigit()  # as Spark assigns them; NVML counts like nvidia-smi
+            by = nvml.nvmlDeviceGetHandleByIndex if is_number else nvml.nvmlDeviceGetHandleByUUID
+            handle: Any = by(int(gpu) if is_number else gpu)
+            nbytes += int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+            with suppress(nvml.NVMLError):  # instances of a split GPU do not report it
+                busy += nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 / len(gpus)
+    return busy, nbytes
+
+
+def log_period_s(hang_timeout_s: float | None) -> float | None:
+    """Return how often the hang watch wants to know whether a child prints; `None` for never."""
+    return None if hang_timeout_s is None else min(_MAX_LOG_PERIOD_S, hang_timeout_s / 4)
+
+
+class Activity:
+    """A child's prints, steps and waits. Runs on the agent's loop.
+
+    Args:
+        log_period_s: how often to note that the child has printed something; `None` for never.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        report: Callable[[NodeActive], None],
+        log_period_s: float | None,
+    ) -> None:
+        self._report = report
+        self._now = self._reported = NodeActive(0)
+        self._log: ChildLog | None = None
+        self._own: dict[str, int] = {}
+        """Batches of the files that the child reads itself, by feed."""
+        self._changes = Throttle(loop, self._report_now, PERIOD_S)
+        self._prints = None
+        if log_period_s is not None:
+            self._prints = Throttle(loop, self._note_print, log_period_s)
+
+    def begin(self, generation: int, log: ChildLog) -> None:
+        """Watch another child."""
+        self._now = self._reported = NodeActive(generation)
+        self._own.clear()
+        self._log = log
+
+    def note(self, message: Local) -> None:
+        """Take what the child says."""
+        now = self._now
+        match message:
+            case Reported(step, metrics):
+                now = replace(now, step=step, metrics=metrics)
+            case Waited(watched_s, rows_s, others_s):
+                now = replace(now, watched_s=watched_s, rows_s=rows_s, others_s=others_s)
+            case Consumed(feed, is_own=True):
+                self._own[feed] = message.given.steps
+                now = replace(now, batches=sum(self._own.values()))
+            case _:
+                return
+        self._change(now)
+
+    def printed(self) -> None:
+        """Note that the child has printed something."""
+        if self._prints is not None:
+            self._prints.request()
+
+    def close(self) -> None:
+        """Report nothing more."""
+        for throttle in (self._changes, self._prints):
+            if throttle is not None:
+                throttle.cancel()
+
+    def _change(self, now: NodeActive) -> None:
+        self._now = now
+        if now != self._reported:
+            self._changes.request()
+
+    def _report_now(self) -> None:
+        self._reported = self._now
+        self._report(self._now)
+
+    def _note_print(self) -> None:
+        if self._log is not None:
+            self._change(replace(self._now, log_nbytes=self._log.nbytes()))

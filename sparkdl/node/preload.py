@@ -27,7 +27,7 @@ from typing import Any
 from sparkdl.core.settings import PRELOADED
 from sparkdl.frameworks.framework import Framework
 from sparkdl.node import child
-from sparkdl.node.heap import keep_freed_memory
+from sparkdl.node.child import keep_freed_memory
 from sparkdl.node.no_spark import refuse_spark
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")

@@ -1,4 +1,4 @@
-"""A child process: started, watched, asked for its stacks, ended.
+"""A node's child: one process after another, each with its pipe, log and port.
 
 Runs in: agent
 """
@@ -6,6 +6,7 @@ Runs in: agent
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import functools
 import logging
 import os
@@ -15,20 +16,29 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import psutil
 
+from sparkdl.control.channel import Beat, ChildPipe, Local, Start
 from sparkdl.control.descriptors import nameless_file
+from sparkdl.control.lease import beat_s
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure
+from sparkdl.core.settings import Environment, visible_gpus
+from sparkdl.core.world import FIRST_TIME, Resume, World
 from sparkdl.frameworks.framework import framework_named
-from sparkdl.node.activity import ChildLog
-from sparkdl.node.forks import exit_status, prepare_fork, start_fork
-from sparkdl.node.resources import oom_kills
+from sparkdl.node.error_lines import Marker, unmarked
+from sparkdl.node.forks import CAN_FORK, exit_status, prepare_fork, start_fork
+from sparkdl.node.gpus import share_gpus
+from sparkdl.node.no_spark import FILES
+from sparkdl.node.resources import oom_kills, own_host, reserve_port
+from sparkdl.node.spec import AgentSpec
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +55,138 @@ _REASONS = {
     psutil.STATUS_ZOMBIE: "has ended",
     psutil.STATUS_DEAD: "has ended",
 }
+
+
+LAST_LINES = 1000
+"""How many of an ended child's last lines the driver keeps."""
+_PIPE_NBYTES = 1024 * 1024
+_TAIL_NBYTES = 256 * 1024
+_MAX_LINE_CHARS = 4000
+_MAX_REST_NBYTES = 64 * 1024
+
+
+class ChildLog:
+    """The pipe that takes a child's stdout and stderr; keeps the last of it in memory.
+
+    No disk takes part, so a full one cannot be what a node fails of. A child that prints faster
+    than its agent reads waits for it, as it would in a terminal.
+
+    Args:
+        kept_nbytes: kept at least; twice as much at most.
+        read_nbytes: read at once at most, so that a burst still fits into one message.
+    """
+
+    def __init__(self, kept_nbytes: int = 4 << 20, read_nbytes: int = 1 << 20) -> None:
+        # JSON may make six bytes of one, and a message to the driver holds 16 MiB.
+        self.kept_nbytes, self.read_nbytes = kept_nbytes, read_nbytes
+        # The agent keeps both ends: a pipe without a writer is always readable, so the loop would
+        # spin.
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        with suppress(AttributeError, OSError):  # as large as the system has it
+            fcntl.fcntl(self._write_fd, fcntl.F_SETPIPE_SZ, _PIPE_NBYTES)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_print: Callable[[], None] = lambda: None
+        self._kept = bytearray()
+        self._nbytes = 0
+        self._offset = 0
+        self._rest = b""
+
+    def open_for_child(self) -> int:
+        """Return a descriptor to print into; the caller closes it."""
+        return os.dup(self._write_fd)
+
+    def watch(
+        self, loop: asyncio.AbstractEventLoop, on_print: Callable[[], None] = lambda: None
+    ) -> None:
+        """Take what comes as it comes, until `close`; `on_print` is called each time."""
+        self._loop, self._on_print = loop, on_print
+        loop.add_reader(self._read_fd, self._take_and_say)
+
+    def close(self) -> None:
+        """Read the output already in the pipe, and nothing later."""
+        if self._read_fd < 0:
+            return
+        self._take()
+        if self._loop:
+            self._loop.remove_reader(self._read_fd)
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+        self._read_fd = self._write_fd = -1
+
+    def add(self, text: str) -> None:
+        """Append lines that are not the child's, as error output."""
+        self._take()
+        self._keep(Marker()(f"{text}\n").encode(errors="replace"))
+        self._on_print()
+
+    def nbytes(self) -> int:
+        """Return how much has been printed, in bytes."""
+        self._take()
+        return self._nbytes
+
+    def tail(self, lines: int = LAST_LINES) -> tuple[str, ...]:
+        """Return the last `lines` lines, of the last 256 KiB at most."""
+        self._take()
+        found = _lines(bytes(self._kept[-_TAIL_NBYTES:]))
+        return tuple(deque(map(unmarked, found), maxlen=max(0, lines)))
+
+    def new_lines(self, is_last: bool = False) -> tuple[str, ...]:
+        """Return the whole lines since the last call; with `is_last` an unfinished one as well.
+
+        Error lines still have their marks. After a burst, call it until it returns nothing.
+        Output dropped by then is left out, and a line says how much.
+        """
+        self._take()
+        gone = self._nbytes - len(self._kept) - self._offset
+        lost: tuple[str, ...] = ()
+        if gone > 0:
+            lost = (f"sparkdl: {gone + len(self._rest)} bytes were printed too fast to be shown",)
+            self._offset, self._rest = self._offset + gone, b""
+        start = self._offset - (self._nbytes - len(self._kept))
+        data = bytes(self._kept[start : start + self.read_nbytes])
+        # After a full read more may follow, so the unfinished line is not the last one yet.
+        is_last = is_last and len(data) < self.read_nbytes
+        self._offset += len(data)
+        data = self._rest + data
+        cut = data.rfind(b"\n") + 1
+        # A line without an end must not be held back for ever.
+        if is_last or len(data) - cut > _MAX_REST_NBYTES:
+            cut = len(data)
+        self._rest = data[cut:]
+        return (*lost, *_lines(data[:cut]))
+
+    def _take_and_say(self) -> None:
+        self._take()
+        self._on_print()
+
+    def _take(self) -> None:
+        """Read the pipe; one filling at most, because a child may print without end."""
+        for _ in range(_PIPE_NBYTES // 65536):
+            try:
+                data = os.read(self._read_fd, 65536) if self._read_fd >= 0 else b""
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
+        self._kept += data
+        self._nbytes += len(data)
+        # Not at each excess: each cut moves all that is kept, so this moves a byte once on average.
+        if len(self._kept) > 2 * self.kept_nbytes:
+            del self._kept[: -self.kept_nbytes]
+
+
+def _lines(data: bytes) -> list[str]:
+    """Split into lines; of a line that was overwritten by carriage returns, keep the last state."""
+    lines = []
+    for raw in data.decode(errors="replace").split("\n"):
+        states = [part for part in raw.split("\r") if part.strip()]
+        if states:
+            lines.append(states[-1][:_MAX_LINE_CHARS])
+    return lines
 
 
 @dataclass(frozen=True)
@@ -347,3 +489,119 @@ def _why_silent(pid: int) -> str:
         return "the child has ended"
     reason = _REASONS.get(status, f"is {status}, and did not answer the signal")
     return f"no Python stacks within {_ANSWER_S:g} s: process {pid} {reason}"
+
+
+class NodeChild:
+    """The child of a node. It runs once this is made; the owner calls `close`.
+
+    Args:
+        payload: the file with the user's code.
+        on_message: takes the child's messages, with a descriptor or -1.
+        on_exit: takes `Popen.returncode`, after the last message.
+
+    Attributes:
+        host: the node's address.
+        generation: the generation of `process`, the child started last.
+        rank: in the last world given to a child of this node; -1 before the first one.
+        resume: where that world began.
+
+    Raises:
+        ConfigError, FrameworkMissingError: if the node cannot have its GPUs or its port.
+    """
+
+    def __init__(
+        self,
+        agent_spec: AgentSpec,
+        payload: Path,
+        on_message: Callable[[Local, int], None],
+        on_exit: Callable[[int], None],
+    ) -> None:
+        spec, node = agent_spec.spec, agent_spec.node
+        self._spec, self._payload = agent_spec, payload
+        self._on_message, self._exited = on_message, on_exit
+        self.host = own_host(agent_spec.address, Environment.read())
+        pid = None if spec.shares_gpus else agent_spec.executor_pid
+        executor = f"{agent_spec.executor}-{pid}" if pid else ""
+        self._gpus = share_gpus(spec.gpus_of(node), agent_spec.gpus, node.name, executor)
+        environment = {"PYTHONUNBUFFERED": "1", FILES: agent_spec.spark_files}
+        environment |= self._gpus.environment
+        self._child_spec = ChildSpec(spec.framework, environment, spec.preload, node.name)
+        # YARN counts pages that processes share for each of them, and ends a container by the sum.
+        has_server = CAN_FORK and not Environment.read().is_yarn
+        self._forks = has_server and spec.settings.can_restart
+        self.rank, self.resume = -1, FIRST_TIME
+        self._start(0)
+        self._beat()
+
+    def restart(self, generation: int) -> None:
+        """Start another child in the place of the one that has ended."""
+        self.process.close()
+        self._port.close()
+        # Another port in each round: the last one may have been lost to another process.
+        self._start(generation)
+
+    def begin(self, world: World, resume: Resume) -> None:
+        """Give the child its world, the user's code and its port."""
+        node, framework = self._spec.node, framework_named(self._spec.spec.framework)
+        self.rank, self.resume = world.member(node.node_id).rank, resume
+        own = {"SPARKDL_NODE": node.name, "SPARKDL_AGENT_PID": str(os.getpid())}
+        about = (world, node.node_id, self._spec.spec, resume, str(self._payload), own)
+        # Some servers want a descriptor of the port that is the only one.
+        port = os.dup(self._port.fileno()) if framework.shares_port else self._port.detach()
+        self.send(Start(*about), port)
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs that the child uses, as far as they are known: UUIDs, or Spark's numbers."""
+        return visible_gpus(self._gpus.environment) or ()
+
+    @property
+    def port(self) -> int:
+        """The node's port, reserved for a child that has not begun."""
+        return int(self._port.getsockname()[1])
+
+    def send(self, message: Local, fd: int = -1) -> None:
+        """Send a message to the child; `fd` is its pipe's from here on."""
+        self._pipe.send(message, fd)
+
+    def say(self, text: str) -> None:
+        """Add a line of sparkdl's to what the child prints."""
+        self.process.log.add(f"sparkdl: {text}")
+
+    def close(self) -> None:
+        """End the child's remaining processes, and release its port and GPUs."""
+        self._beating.cancel()
+        self._pipe.close()
+        self.process.close()
+        self._port.close()
+        self._gpus.close()
+
+    def _start(self, generation: int) -> None:
+        self.generation = generation
+        self._port = reserve_port(self.host, Environment.read())
+        loop = asyncio.get_running_loop()
+        process = self._fork(loop) if self._forks else None
+        if process is None:
+            process = Child.spawn(self._child_spec)
+            process.watch(loop, self._on_exit)
+        self.process = process
+        self._pipe = ChildPipe(loop, self.process.sock, self._on_message)
+        if self._gpus.note:
+            self.say(self._gpus.note)
+
+    def _fork(self, loop: asyncio.AbstractEventLoop) -> Child | None:
+        try:
+            return Child.fork(loop, self._child_spec, self._on_exit)
+        except OSError as error:  # the path of its socket may be too long, for example
+            _log.warning("No fork server can be had, so restarts are slower: %s", error)
+            self._forks = False
+            return None
+
+    def _on_exit(self, status: int) -> None:
+        self._pipe.close()  # reads the child's last words first
+        self._exited(status)
+
+    def _beat(self) -> None:
+        self.send(Beat())
+        wait_s = beat_s(self._spec.spec.settings.lease_s)
+        self._beating = asyncio.get_running_loop().call_later(wait_s, self._beat)

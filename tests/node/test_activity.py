@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from sparkdl.control.channel import Consumed, Reported
 from sparkdl.control.counts import Given
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES, LogLines, NodeActive, encode
-from sparkdl.node import activity
-from sparkdl.node.activity import Activity, ChildLog, log_period_s
+from sparkdl.node import supervisor
+from sparkdl.node.observation import Activity, log_period_s
+from sparkdl.node.supervisor import ChildLog
 
 
 @pytest.fixture
@@ -177,7 +178,7 @@ def test_a_line_that_never_ends_is_handed_on_rather_than_kept(log: ChildLog) -> 
         write(log, b"\rstep %d " % step + b"." * 10_000)
         for line in log.new_lines():
             assert line.startswith("step ")
-    assert len(log._rest) <= activity._MAX_REST_NBYTES
+    assert len(log._rest) <= supervisor._MAX_REST_NBYTES
 
 
 # what is told of it

@@ -26,7 +26,7 @@ from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.node import checkpoints as checkpoint
 from sparkdl.node.checkpoint_store import CheckpointStore
 from sparkdl.node.context import NodeContext
-from sparkdl.node.draining import DrainNotice
+from sparkdl.node.link import DrainNotice
 from tests.doubles.feeds import SOON_S
 
 NODES = plan_nodes(2)

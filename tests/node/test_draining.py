@@ -10,8 +10,8 @@ from queue import SimpleQueue
 import pytest
 
 from sparkdl.control.messages import AllGathered, Drain, Gather
-from sparkdl.node import draining
-from sparkdl.node.draining import DrainNotice
+from sparkdl.node import link
+from sparkdl.node.link import DrainNotice
 from tests.doubles.feeds import SOON_S, Running
 
 
@@ -76,7 +76,7 @@ def test_nodes_of_which_one_has_returned_are_not_asked() -> None:
 def test_driver_that_does_not_answer_holds_no_training_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(draining, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(link, "_ANSWER_S", 0.1)
     notice = DrainNotice(lambda report: None)
     notice.hear(Drain(0, -1))
     assert not notice.is_due()

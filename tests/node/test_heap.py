@@ -11,7 +11,7 @@ from tests.doubles.programs import output_of
 _STEPS = """
 import resource
 import numpy as np
-from sparkdl.node.heap import keep_freed_memory
+from sparkdl.node.child import keep_freed_memory
 
 def step():
     arrays = [np.ones(25 << 20, np.uint8) for _ in range(3)]

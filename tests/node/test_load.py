@@ -6,13 +6,11 @@ import asyncio
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from sparkdl.control.messages import NodeLoad
-from sparkdl.node.load import LoadWatch
+from sparkdl.node.observation import LoadWatch
 from tests.doubles.nvml import Device, Nvml
 
 HUNGRY = "import subprocess, sys; block = bytearray(64 << 20); print(1, flush=True); {}"
@@ -77,26 +75,3 @@ def test_gpus_are_told_of_by_their_uuids_and_by_the_numbers_that_spark_assigns(
     (load,) = told
     assert load.gpu == pytest.approx(0.6)
     assert load.gpu_nbytes == 101
-
-
-def test_network_is_what_all_interfaces_but_loopback_carry(monkeypatch: pytest.MonkeyPatch) -> None:
-    def carried(**nbytes: tuple[int, int]) -> None:
-        counts = {
-            name: SimpleNamespace(bytes_recv=received, bytes_sent=sent)
-            for name, (received, sent) in nbytes.items()
-        }
-        monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: counts)
-
-    async def look() -> list[tuple[int, int]]:
-        carried(lo=(10**9, 10**9), eth0=(1000, 500), eth1=(0, 0))
-        watch = LoadWatch(asyncio.get_running_loop(), told.append, (), lambda: (0, 0))
-        carried(lo=(10**10, 10**10), eth0=(3000, 500), eth1=(2000, 1000))
-        found = [watch._carried_since()]
-        carried(lo=(10**10, 10**10), eth0=(3500, 600))
-        return [*found, watch._carried_since()]
-
-    told: list[NodeLoad] = []
-    (received, sent), later = asyncio.run(look())
-    assert 0 < sent <= 10_000, "1,000 bytes, in the least span of time that is looked at or more"
-    assert received == pytest.approx(4 * sent, abs=4)
-    assert later == (0, 0), "an interface that is gone took its count along"

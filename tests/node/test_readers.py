@@ -6,7 +6,7 @@ import pytest
 
 from sparkdl.control.channel import EndMark, Local
 from sparkdl.core.errors import FeedTypeError, ReadError
-from sparkdl.node.readers import FeedReaders
+from sparkdl.node.link import FeedReaders
 
 
 def test_end_of_all_feeds_reaches_late_readers_and_none_that_the_node_fills_itself() -> None:
