@@ -109,8 +109,6 @@ class Reopened(LocalMessage, frozen=True):
 
 
 class EndMark(LocalMessage, frozen=True):
-    """The feed has ended."""
-
     feed: str
 
 
@@ -142,15 +140,11 @@ class Consumed(LocalMessage, frozen=True):
 
 
 class Release(LocalMessage, frozen=True):
-    """These segments are not needed any more."""
-
     feed: str
     numbers: tuple[int, ...]
 
 
 class Terminated(LocalMessage, frozen=True):
-    """User code wants no more rows of the feeding that is under way."""
-
     feed: str
 
 
@@ -232,13 +226,11 @@ _decoder: msgspec.json.Decoder[Local] = msgspec.json.Decoder(Local)
 
 
 def frame(message: Local) -> bytes:
-    """Return the bytes of one message."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 def carries_fd(message: Local) -> bool:
-    """Whether a descriptor comes with the message."""
     return isinstance(message, (Start, Segment, Results))
 
 
@@ -277,7 +269,6 @@ class Unframer:
             yield message, self._fds.popleft() if has_fd else -1
 
     def close(self) -> None:
-        """Close the descriptors of messages that never became complete."""
         while self._fds:
             close_fd(self._fds.popleft())
 

@@ -32,8 +32,6 @@ Outbox: TypeAlias = "asyncio.Queue[FromAgent | None]"
 
 
 class CoordinatorClient:
-    """Sends in order; yields what comes."""
-
     def __init__(
         self, connection: ClientConnection, host_timeout_s: float, outbox: Outbox | None = None
     ) -> None:
@@ -101,7 +99,6 @@ class CoordinatorClient:
         self._outbox.put_nowait(message)
 
     async def messages(self) -> AsyncIterator[ToAgent]:
-        """Yield messages until the connection ends."""
         try:
             async for data in self._connection:
                 yield decode_to_agent(data)
@@ -109,7 +106,6 @@ class CoordinatorClient:
             return
 
     async def close(self) -> None:
-        """Send the queued messages, then close."""
         self._outbox.put_nowait(None)
         # The writer ends at this mark, after it has sent the messages in front of it.
         await self._writer

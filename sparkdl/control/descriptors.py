@@ -133,7 +133,6 @@ class FdReceiver:
         return fd
 
     def close(self) -> None:
-        """Close all connections, and the descriptors that no caller has taken."""
         with self._changed:
             self._is_closed = True
             connections = list(self._connections)
@@ -194,7 +193,6 @@ class FdReceiver:
             self._drop(keys)
 
     def _is_known(self, sock: socket.socket) -> bool:
-        """Wait for the token, but not for long; return whether it came."""
         sock.settimeout(self._token_timeout_s)
         if not is_authorized(sock.recv(_MAX_KEY_NBYTES).decode(errors="replace"), self._token):
             return False
@@ -252,5 +250,4 @@ class FdSender:
         return key
 
     def close(self) -> None:
-        """Close the connection."""
         self._sock.close()

@@ -46,8 +46,6 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class Hello(Message, frozen=True):
-    """An agent introduces itself. `agent_id` is unique per agent process."""
-
     node_id: int
     task: str
     """The Spark task that started it, the same for each of its attempts; empty without Spark."""
@@ -230,8 +228,6 @@ class LastLines(Message, frozen=True):
 
 
 class LogTail(Message, frozen=True):
-    """The answer to `FetchLog`: the child's last lines."""
-
     request: int
     lines: tuple[str, ...]
 
@@ -267,8 +263,6 @@ class CheckpointPart(Message, frozen=True):
 
 
 class CheckpointDone(Message, frozen=True):
-    """The checkpoint is complete at `url`."""
-
     generation: int
     step: int
     url: str
@@ -315,8 +309,6 @@ class Begin(Message, frozen=True):
 
 
 class NewRound(Message, frozen=True):
-    """End the child if there is one, and offer a new one for `generation`."""
-
     generation: int
 
 
@@ -443,15 +435,11 @@ class FeedEnd(Message, frozen=True):
 
 
 class FetchLog(Message, frozen=True):
-    """Send the last `lines` lines of the child's log as a `LogTail`."""
-
     request: int
     lines: int
 
 
 class FetchStacks(Message, frozen=True):
-    """Send what all threads of the child are doing, as `Stacks`."""
-
     request: int
 
 
@@ -512,7 +500,6 @@ _to_agent: msgspec.json.Decoder[ToAgent] = msgspec.json.Decoder(ToAgent)
 
 
 def encode(message: FromAgent | ToAgent) -> str:
-    """Return the JSON text of a message."""
     return _encoder.encode(message).decode()
 
 

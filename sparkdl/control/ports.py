@@ -38,7 +38,6 @@ def listening_socket(host: str, ports: Sequence[int], who: str, setting: str) ->
 def cannot_listen(
     host: str, ports: Sequence[int], who: str, setting: str, problem: str
 ) -> ConfigError:
-    """Return the error of a server that finds no place to listen at, see `listening_socket`."""
     return ConfigError(
         f"{who} cannot listen on {host}, {ports_in_words(ports)}: {problem}. Set {setting}_HOST to "
         f"an address of this machine that its clients reach, and {setting}_PORT to a free port or "

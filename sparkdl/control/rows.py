@@ -78,7 +78,6 @@ def merge_epochs(parts: Iterable[Mapping[int, PartRows]]) -> EpochRows:
 
 
 def num_rows(rows: Mapping[int, Iterable[Range]]) -> int:
-    """Return how many rows the ranges name, which do not overlap."""
     return sum(map(count_rows, rows.values()))
 
 
@@ -127,7 +126,6 @@ class FileRange(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def num_rows(self) -> int:
-        """How many rows that are."""
         return self.stop - self.start
 
     @property
@@ -158,5 +156,4 @@ class Share(msgspec.Struct, frozen=True):
 
     @property
     def num_rows(self) -> int:
-        """How many rows that are."""
         return sum(part.num_rows for part in self.ranges)

@@ -78,15 +78,12 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where the server listens."""
-
     host: str
     port: int
     is_encrypted: bool = False
 
     @property
     def url(self) -> str:
-        """The WebSocket URL."""
         scheme = "wss" if self.is_encrypted else "ws"
         return f"{scheme}://{host_port(self.host, self.port)}"
 
@@ -199,7 +196,6 @@ class CoordinatorServer:
             broadcast((connection,), self._encoded[1])
 
     async def stop(self) -> None:
-        """Close all connections, and the port."""
         if self._server is not None:
             self._server.close()
             # `wait_closed` would wait for each handshake that a silent peer has begun.

@@ -79,7 +79,6 @@ class Trust:
             raise
 
     def flight_options(self) -> dict[str, Any]:
-        """Return what `flight.connect` takes for this."""
         return {"tls_root_certs": self.roots, "override_hostname": self.name}
 
 
@@ -111,7 +110,6 @@ class Tls:
         return context
 
     def flight_options(self) -> dict[str, Any]:
-        """Return what `flight.FlightServerBase` takes for this."""
         return {"tls_certificates": [(self.cert, self.key)]}
 
 
@@ -177,7 +175,6 @@ class _ServerSide(ssl.SSLObject):
     """A server's side of TLS; logs failed handshakes, because asyncio does not."""
 
     def do_handshake(self) -> None:
-        """Do what Python's does."""
         try:
             super().do_handshake()
         # No failure: the handshake waits for the other side's next flight.

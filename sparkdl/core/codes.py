@@ -29,12 +29,10 @@ class Code(Enum):
         return self.mark()
 
     def mark(self, *values: str) -> str:
-        """Return what to write into an error's text."""
         # As JSON, so that a value may contain quotes, brackets and line breaks.
         return f"[{' '.join([self.value, *map(json.dumps, values)])}]"
 
     def is_in(self, error: BaseException | str) -> bool:
-        """Whether an error's text has this code."""
         return self.values_in(error) is not None
 
     def values_in(self, error: BaseException | str) -> tuple[str, ...] | None:

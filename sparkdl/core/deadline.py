@@ -40,5 +40,4 @@ class Deadline:
 
     @property
     def has_passed(self) -> bool:
-        """Whether no time is left."""
         return self.remaining_s <= 0.0

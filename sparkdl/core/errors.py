@@ -206,12 +206,10 @@ def page_of(kind: type[SparkdlError]) -> str:
 
 
 def in_words(error: BaseException) -> str:
-    """Return the text of an error, preceded by its type unless sparkdl raised it."""
     return str(error) if isinstance(error, SparkdlError) else f"{type(error).__name__}: {error}"
 
 
 def node_error(failures: Sequence[Failure], note: str = "") -> NodeFailedError:
-    """Return the exception that fits the root cause among `failures`."""
     cause = min(failures, key=lambda failure: failure.order)
     is_lost = cause.kind in ("lost", "unreachable")
     return (NodeLostError if is_lost else NodeFailedError)(failures, note)

@@ -14,10 +14,8 @@ _happened = threading.Event()
 
 
 def note_exchange() -> None:
-    """Note that this process takes part in an exchange between nodes."""
     _happened.set()
 
 
 def has_exchanged() -> bool:
-    """Whether `note_exchange` has been called in this process."""
     return _happened.is_set()

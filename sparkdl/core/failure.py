@@ -89,7 +89,6 @@ class Failure:
         return self.is_consequence, self.time_s
 
     def headline(self) -> str:
-        """Return the failure in one line: node, host, cause."""
         where = f" on {self.host}" if self.host else ""
         who = f"{self.node} (rank {self.rank}, pid {self.pid}){where}"
         return f"{who} {self._verb()}"
@@ -135,7 +134,6 @@ def status_in_words(status: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return `SIGKILL` for 9, and `signal 99` for numbers that have no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

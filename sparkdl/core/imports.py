@@ -41,8 +41,6 @@ def quick_imports() -> Iterator[None]:
 
 
 class _LaterFinder:
-    """Finds the modules that are to be run later; others are for the finders behind it."""
-
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

@@ -100,7 +100,6 @@ def tagged_jobs(spark: Any, *tags: str) -> Iterator[None]:
 
 
 def cancel_jobs(spark: Any, tag: str) -> None:
-    """Cancel the jobs that have this tag."""
     # A session's tags are those of one thread, but over Spark Connect, where there are no jobs.
     context = context_of(spark)
     if context is None:

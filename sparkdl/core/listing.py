@@ -23,7 +23,6 @@ def count(number: int, what: str) -> str:
 
 
 def ports_in_words(ports: Sequence[int]) -> str:
-    """Return `port 5000`, `ports 5000-5010`, `any free port`."""
     first, last = ports[0], ports[-1]
     if first == last:
         return f"port {first}" if first else "any free port"

@@ -200,7 +200,6 @@ def missing_name(module: str, name: str) -> NoReturn:
 
 
 def _found(name: str, table: Mapping[str, str]) -> str:
-    """Return the table's entry for a name, or else for a package around it."""
     while name and name not in table:
         name = name.rpartition(".")[0]
     return table.get(name, "")
@@ -216,6 +215,5 @@ class NamesakeModules:
     """An import finder that names the replacement of another package's module; runs last."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> None:
-        """Raise for a module of another package; leave others to the usual error."""
         if fullname.startswith("sparkdl."):
             advise(fullname)

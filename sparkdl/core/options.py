@@ -187,6 +187,5 @@ class Startup:
 
 
 def check_seconds(setting: str, value: float) -> None:
-    """Check a time that has to pass, and to end."""
     if not 0 < value < math.inf:
         raise ConfigError(f"{setting.format(value)} must be above zero seconds, and finite")

@@ -50,7 +50,6 @@ class Patch:
         return f"{self.target} does not use {sorted(absent)}" if absent else ""
 
     def apply(self) -> None:
-        """Put the replacement in the place of the stock function, once."""
         stock, replacement = self.find(), self.replacement
         if replacement is None or hasattr(stock, _SHIMMED):
             return
@@ -66,7 +65,6 @@ class Patch:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the global, attribute and closure names in `code` and the functions within it."""
     # Comprehensions and inner functions are code objects of their own, among the constants.
     within = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return {*code.co_names, *code.co_freevars}.union(*within)

@@ -45,7 +45,6 @@ def add_range(ranges: list[Range], start: int, stop: int) -> list[Range]:
 
 
 def count_rows(ranges: Iterable[Range]) -> int:
-    """Return how many rows the ranges name, which do not overlap."""
     return sum(stop - start for start, stop in ranges)
 
 

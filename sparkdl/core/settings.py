@@ -55,7 +55,6 @@ class Settings:
 
     @property
     def can_restart(self) -> bool:
-        """Whether a failure may be followed by a restart."""
         return self.max_restarts > 0
 
 

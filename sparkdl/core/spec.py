@@ -174,12 +174,10 @@ class ClusterSpec:
 
     @property
     def num_tasks(self) -> int:
-        """Nodes that are tasks of Spark: all but those on the driver's machine."""
         return len(self.nodes) - self.driver_nodes
 
     @property
     def num_trainers(self) -> int:
-        """Nodes that train synchronously: chief and workers."""
         return sum(node.role.is_trainer for node in self.nodes)
 
 

@@ -38,7 +38,6 @@ def checks_keywords(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _within(name: str, known: Mapping[str, inspect.Parameter]) -> str:
-    """Return where a name belongs that is a field of one of the defaults, if there is one."""
     for option, parameter in known.items():
         kind = type(parameter.default)
         if is_dataclass(kind) and name in {each.name for each in fields(kind)}:

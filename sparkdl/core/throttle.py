@@ -57,7 +57,6 @@ class Throttle:
         self._action()
 
     def cancel(self) -> None:
-        """Drop the call that is due, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

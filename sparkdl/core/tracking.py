@@ -37,8 +37,6 @@ class Tracker(Protocol):
 
 
 class _Chosen:
-    """The one tracker of this program."""
-
     tracker: Tracker | None = None
 
 

@@ -38,7 +38,6 @@ class Member:
 
     @property
     def role(self) -> Role:
-        """The node's role."""
         return self.node.role
 
 
@@ -51,15 +50,12 @@ class World:
 
     @property
     def size(self) -> int:
-        """The number of members."""
         return len(self.members)
 
     def member(self, node_id: int) -> Member:
-        """Return the member that is node `node_id`."""
         return self._by_node[node_id]
 
     def has(self, node_id: int) -> bool:
-        """Whether node `node_id` is a member."""
         return node_id in self._by_node
 
     @cached_property
@@ -81,7 +77,6 @@ class World:
 
     @property
     def trainers(self) -> tuple[Member, ...]:
-        """Members that train synchronously, by rank."""
         return tuple(member for member in self.members if member.role.is_trainer)
 
     @property
@@ -115,7 +110,6 @@ class CheckpointRef:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
         return self.url.rpartition("/")[2]
 
 

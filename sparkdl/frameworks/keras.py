@@ -81,7 +81,6 @@ def _adapt(stock: Function, layer: Any, data: Any, *args: Any, **kwargs: Any) ->
 
 
 def spans_workers(strategy: Any) -> bool:
-    """Whether `strategy` trains on several workers."""
     if strategy is None:
         return False
     import tensorflow as tf
@@ -158,8 +157,6 @@ def _local_spec(spec: Any) -> Any:
 
 
 class _ThisProcess:
-    """Takes the place of a model's strategy while the model predicts."""
-
     def run(self, function: Function, args: tuple[Any, ...]) -> Any:
         return function(*args)
 
@@ -242,7 +239,6 @@ def _drop_backup(stock: Function, callback: Any, *args: Any, **kwargs: Any) -> N
 
 
 def _gather(strategy: Any, number: int) -> list[int]:
-    """Return every worker's `number`, by rank. Waits for all workers."""
     import tensorflow as tf
 
     return [int(n) for n in strategy.gather(strategy.run(lambda: tf.constant([number])), axis=0)]

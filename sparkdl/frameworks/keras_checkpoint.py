@@ -29,8 +29,6 @@ _PROGRESS = "training.json"
 
 
 class Context(Protocol):
-    """The part of a node's context that checkpoints use."""
-
     @property
     def rank(self) -> int:
         """The node's order among all."""
@@ -90,8 +88,6 @@ def callback_for(
     saver = _Saver(ctx, every_steps, every_epochs, feed, also)
 
     class Checkpoint(*bases):  # type: ignore[misc]
-        """A Keras callback that saves and restores; `_Saver` holds its state."""
-
         # tf_keras sets these in `__init__`, which Keras 3 does not call if it is the first base.
         _chief_worker_only = None
         _supports_tf_logs = False
@@ -142,7 +138,6 @@ class FeedCount:
         """Batches by Keras' own count."""
 
     def train_on(self, feeds: list[str]) -> None:
-        """Take the names of the feeds that `fit` trains on, in step."""
         self._feeds = list(dict.fromkeys(feeds))
 
     def read(self) -> list[str]:
@@ -154,7 +149,6 @@ class FeedCount:
         return [feed for feed in feeds if given.get(feed)]
 
     def _there(self, feeds: list[str]) -> int:
-        """Return how many batches of the epoch were handed out."""
         given = self._ctx.batches_given()
         return min(given[feed] - self._given.get(feed, 0) for feed in feeds)
 
@@ -177,13 +171,10 @@ class FeedCount:
             self.in_epoch = self._there(feeds)
 
     def end_epoch(self) -> None:
-        """Count on from here."""
         self._given, self.in_epoch = {**self._ctx.batches_given(), **self.counts()}, 0
 
 
 class _Saver:
-    """Counts steps, and knows when to save."""
-
     def __init__(
         self,
         ctx: Context,

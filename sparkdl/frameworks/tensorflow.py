@@ -44,7 +44,6 @@ class TensorFlow(Framework):
         imported("tensorflow", "TensorFlow", "tensorflow (or tensorflow-cpu)")
 
     def gpus(self) -> list[str]:
-        """Return their names, without taking their memory."""
         import tensorflow as tf
 
         found = tf.config.list_physical_devices("GPU")
@@ -148,7 +147,6 @@ class InStrategy:
     train_fn: Callable[..., Any]
 
     def __call__(self, **kwargs: Any) -> Any:
-        """Return what the function does."""
         import tensorflow as tf
 
         with tf.distribute.MultiWorkerMirroredStrategy().scope():

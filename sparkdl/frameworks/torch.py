@@ -45,7 +45,6 @@ class Torch(Framework):
             import_module("torch._dynamo")
 
     def gpus(self) -> list[str]:
-        """Return their names."""
         import torch
 
         return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -176,7 +176,6 @@ class Agent:
                     self._feeds.close(reason, has_failed)
 
     def _offer(self) -> None:
-        """Offer the child that has just been started."""
         self._observation.begin()
         self._report(messages.Offer(self._child.generation, self._child.port))
 
@@ -379,7 +378,6 @@ class Lifeline:
         return True
 
     def close(self) -> None:
-        """Watch nothing more."""
         self._loop.remove_reader(0)
         self._unwatch()
 

@@ -243,7 +243,6 @@ class CheckpointStore:
         return next(iter([*self._wrong(path, manifest), *extra]), "")
 
     def revoke(self, name: CheckpointName) -> None:
-        """Delete the manifest of a broken checkpoint: it counts no more, its files stay."""
         with contextlib.suppress(FileNotFoundError):  # another node was first
             self._system.delete_file(f"{self._path}/{name}/{MANIFEST}")
 
@@ -258,7 +257,6 @@ class CheckpointStore:
         return self._seal(f"{self._path}/{name}", manifest)
 
     def url_of(self, name: CheckpointName) -> str:
-        """Return the URL of a checkpoint's folder."""
         return f"{self._url}/{name}"
 
     def sweep(self, made: CheckpointName, keep: int, base: str = "") -> None:
@@ -284,7 +282,6 @@ class CheckpointStore:
             self._delete(entry.path)
 
     def sweep_unfinished(self, now: CheckpointName) -> None:
-        """Delete what worlds before this one have begun and not completed."""
         for entry in self.entries():
             if not entry.is_complete and not _is_ahead(entry, now) and entry.name != now:
                 self._delete(entry.path)
@@ -300,7 +297,6 @@ class CheckpointStore:
         return folder
 
     def entries(self) -> Iterator[Entry]:
-        """Yield the checkpoints that are there, complete or not."""
         infos = self._system.get_file_info(pafs.FileSelector(self._path, allow_not_found=True))
         folders = {info.base_name: info.path for info in infos if info.type == _DIRECTORY}
         for base, path in folders.items():
@@ -315,7 +311,6 @@ class CheckpointStore:
             yield Entry(name, path, is_complete)
 
     def _read(self, entry: Entry) -> Manifest | None:
-        """Return the manifest, if it agrees with the files."""
         with self._system.open_input_stream(f"{entry.path}/{MANIFEST}") as file:
             manifest = decode_manifest(file.read())
         if manifest is None:
@@ -335,13 +330,11 @@ class CheckpointStore:
         return manifest
 
     def _wrong(self, folder: str, manifest: Manifest) -> list[str]:
-        """Return the files that are not as the manifest says."""
         # By sizes, because checksums would take reading all files.
         there = self._files(folder)
         return [name for name, size in manifest.files.items() if there.get(name) != size]
 
     def _files(self, folder: str) -> dict[str, int]:
-        """Return the bytes of each file in `folder`, by its path in it."""
         infos = self._system.get_file_info(pafs.FileSelector(folder, recursive=True))
         return {
             info.path.strip("/")[len(folder.strip("/")) + 1 :]: info.size
@@ -396,11 +389,9 @@ class LocalStore(CheckpointStore):
     """Checkpoints on a local or mounted disk, where a folder can be synced and renamed."""
 
     def fetch(self, name: str) -> Path:
-        """Return the folder itself."""
         return Path(self._path, name)
 
     def open(self, name: CheckpointName) -> Path:
-        """Return the one folder that all nodes write into."""
         folder = self._unfinished(name)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -446,7 +437,6 @@ class LocalStore(CheckpointStore):
 
 
 def late_text(url: str, file: str) -> str:
-    """Return the error that names a checkpoint with a file that came too late."""
     return (
         f"the checkpoint {url} is broken and does not count: {file} was written after its block "
         f"had ended. {_WAIT}"
@@ -454,7 +444,6 @@ def late_text(url: str, file: str) -> str:
 
 
 def _any_file(folder: Path) -> str:
-    """Return a file in a local folder; empty if there is none."""
     if not folder.name:
         return ""
     return next((str(Path(at, names[0])) for at, _, names in os.walk(folder) if names), "")

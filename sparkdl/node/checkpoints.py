@@ -118,7 +118,6 @@ class Checkpoints:
 
     @cached_property
     def last(self) -> LastCheckpoint | None:
-        """The checkpoint that this world resumes from."""
         return None if self._resumed is None else LastCheckpoint(self._resumed, self._scratch)
 
     def covered(self, feed: str) -> EpochRows:
@@ -127,7 +126,6 @@ class Checkpoints:
 
     @contextmanager
     def write(self, step: int, batches: int | Mapping[str, int] | None) -> Iterator[Path]:
-        """See `NodeContext.checkpoint`."""
         store = self._store
         self._check(step)
         # Taken before the block, in which user code may read on.

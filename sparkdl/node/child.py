@@ -52,7 +52,6 @@ _OWN = (f"{Path(__file__).parent.parent}{os.sep}", "<frozen runpy>")
 
 
 def main(argv: list[str]) -> None:
-    """Run one child from start to end."""
     channel_fd, stacks_fd, parent_pid = map(int, argv[:3])
     framework, *preload = argv[3:]
     # Before the imports, which take seconds: the agent may end meanwhile.
@@ -77,7 +76,6 @@ def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Framework]) ->
 
 
 def _import_more(framework: Framework) -> None:
-    """Import what the framework imports at its first use."""
     with quick_imports():
         framework.import_more()
     gc.freeze()
@@ -164,7 +162,6 @@ def _preload(modules: Sequence[str]) -> None:
 def _prepare(
     framework: Framework, start: Start, link: AgentLink, port: socket.socket, scratch: Path
 ) -> NodeContext:
-    """Set the environment, release the port, patch the framework."""
     member = start.world.member(start.node_id)
     os.environ.update(framework.environment(start.world, member, start.spec))
     make_scratch_in(scratch)
@@ -233,7 +230,6 @@ def _raised(
     exit_code: int | None,
     steps: int,
 ) -> Raised:
-    """Describe an exception; the agent puts it into the log as well."""
     raised_s = time.monotonic()  # now: what follows takes time, and others fail because of this
     node = start.world.member(start.node_id) if start else None
     advice = advice_about(error, framework.name)
@@ -283,7 +279,6 @@ def user_traceback(error: BaseException) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text without the colours of terminals, which Keras has in its errors."""
     return _COLOURS.sub("", text)
 
 

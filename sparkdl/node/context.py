@@ -506,7 +506,6 @@ def current() -> NodeContext | None:
 
 
 def enter(ctx: NodeContext) -> None:
-    """Let `current` return `ctx` from now on."""
     global _current
     _current = ctx
 
@@ -517,5 +516,4 @@ def leave(ctx: NodeContext) -> None:
 
 
 def _wanted(*parts: str | Sequence[str] | None) -> list[str]:
-    """Return all names in `parts`."""
     return [n for names in parts for n in ([names] if isinstance(names, str) else names or [])]

@@ -50,5 +50,4 @@ def marked_in(lines: Sequence[str]) -> tuple[int, ...]:
 
 
 def unmarked(line: str) -> str:
-    """Return a line without marks."""
     return line.replace(MARK, "")

@@ -44,7 +44,6 @@ def prepare_fork(
 
 @contextmanager
 def _inherited(environment: Mapping[str, str], output: int) -> Iterator[None]:
-    """Let a process that is started inside inherit an environment and an output."""
     before, copies = dict(os.environ), [os.dup(number) for number in (1, 2)]
     # SIGUSR1 is to wait until a child has its handler; forks inherit the mask.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

@@ -60,7 +60,6 @@ class GpuShare:
     claims: tuple[socket.socket, ...] = ()
 
     def close(self) -> None:
-        """Let others have the GPUs."""
         for claim in self.claims:
             claim.close()
 
@@ -156,7 +155,6 @@ def claim_gpu(name: str) -> socket.socket | None:
 
 
 def is_claimed(name: str) -> bool:
-    """Whether a process of this host has claimed a GPU."""
     claimed = f"@{_NAME.format(name)}"
     return any(line.endswith(claimed) for line in Path("/proc/net/unix").read_text().splitlines())
 
@@ -288,7 +286,6 @@ def _claimed_share(
 
 
 def _claim(names: Sequence[str], count: int) -> dict[str, socket.socket] | None:
-    """Claim `count` of these GPUs; `None` if there are not so many."""
     with ExitStack() as held:
         claims: dict[str, socket.socket] = {}
         for name in names:

@@ -75,7 +75,6 @@ class FeedReaders:
         self.watch: TrainingWatch = UNWATCHED
 
     def reader(self, feed: str) -> FeedReader:
-        """Return the reader of the feed called `feed`; there is one for each name."""
         with self._lock:
             reader = self._readers.get(feed)
             if reader is None:
@@ -163,7 +162,6 @@ class FeedReaders:
 
     @property
     def steps(self) -> int:
-        """How many batches have been read, of the feed with the most."""
         with self._lock:
             return max((reader.steps for reader in self._readers.values()), default=0)
 
@@ -195,7 +193,6 @@ class FeedReaders:
                 self.reader(message.feed).hear(message)
 
     def lose(self) -> None:
-        """Fail all waits: the agent is gone."""
         with self._lock:
             self._is_lost = True
             for reader in self._readers.values():
@@ -215,7 +212,6 @@ class FeedReaders:
 
 
 def _meant(read: list[str], batches: int) -> str:
-    """Return the feed meant by a single number of batches."""
     if DEFAULT_FEED in read:
         return DEFAULT_FEED
     if len(read) != 1:
@@ -374,7 +370,6 @@ class AgentLink:
         return [decode_value(part) for part in end.values]
 
     def send(self, message: Local, fd: int = -1) -> None:
-        """Send a message; the caller keeps `fd`."""
         try:
             with self._send_lock:
                 send(self._sock, message, fd)
@@ -441,7 +436,6 @@ class AgentLink:
         return wait_for_nodes(self._answers[kind], is_wanted, deadline)
 
     def _watch_training(self, start: Start) -> TrainingWatch:
-        """Return what looks whether this node trains with the others, if it has to."""
         spec, own = start.spec, start.world.member(start.node_id)
         trainers = [each for each in start.world.trainers if not each.role.is_server]
         if spec.independent_models or own not in trainers or len(trainers) == 1:

@@ -60,8 +60,6 @@ _CHANGES: Mapping[str, Callable[[Any], None]] = MappingProxyType(
 
 
 class _Finder:
-    """Finds the modules of `_CHANGES`; others are for the finders behind it."""
-
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -74,8 +72,6 @@ class _Finder:
 
 
 class _Loader(Loader):
-    """Changes a module after its own loader has run it."""
-
     def __init__(self, loader: Any, change: Callable[[Any], None]) -> None:
         self._loader, self._change = loader, change
 

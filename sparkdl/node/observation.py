@@ -61,21 +61,18 @@ class Observation:
         self._load = LoadWatch(loop, report, child.gpus, feed_nbytes)
 
     def begin(self) -> None:
-        """Watch the child that has been started last."""
         log = self._child.process.log
         self._activity.begin(self._child.generation, log)
         log.watch(asyncio.get_running_loop(), self._on_print)
         self._on_print()  # report the lines printed so far
 
     def note(self, message: Local) -> None:
-        """Take a message of the child."""
         if isinstance(message, Imported) and self._spec.is_watched:
             self._load.begin(self._child.process.pid)
         else:
             self._activity.note(message)
 
     def answer(self, question: FetchLog | FetchStacks) -> None:
-        """Answer the driver's question."""
         process = self._child.process
         match question:
             case FetchLog(request, lines):
@@ -94,7 +91,6 @@ class Observation:
         self._report(LastLines(self._child.generation, last))
 
     def close(self) -> None:
-        """Report nothing more."""
         self._activity.close()
         self._lines.cancel()
         self._load.close()
@@ -114,7 +110,6 @@ class Observation:
             self._lines.request()
 
     def _report_lines(self, is_last: bool = False) -> bool:
-        """Send new lines; return whether there were any."""
         if lines := self._child.process.log.new_lines(is_last):
             is_shown = self._spec.is_printed(self._child.rank)
             self._report(LogLines(tuple(map(unmarked, lines)), is_shown, marked_in(lines)))
@@ -150,13 +145,11 @@ class LoadWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, pid: int) -> None:
-        """Watch another child."""
         self._pid, self._looks = pid, 0
         if self._timer is None:
             self._look()
 
     def close(self) -> None:
-        """Report nothing more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -231,13 +224,11 @@ class Activity:
             self._prints = Throttle(loop, self._note_print, log_period_s)
 
     def begin(self, generation: int, log: ChildLog) -> None:
-        """Watch another child."""
         self._now = self._reported = NodeActive(generation)
         self._own.clear()
         self._log = log
 
     def note(self, message: Local) -> None:
-        """Take what the child says."""
         now = self._now
         match message:
             case Reported(step, metrics):
@@ -252,12 +243,10 @@ class Activity:
         self._change(now)
 
     def printed(self) -> None:
-        """Note that the child has printed something."""
         if self._prints is not None:
             self._prints.request()
 
     def close(self) -> None:
-        """Report nothing more."""
         for throttle in (self._changes, self._prints):
             if throttle is not None:
                 throttle.cancel()

@@ -95,7 +95,6 @@ def feed_memory(asked_nbytes: int | None) -> int:
 
 
 def total_memory() -> int:
-    """Return how many bytes there are for this process and those beside it: cgroup, or machine."""
     return min(int(psutil.virtual_memory().total), cgroup_limit() or 1 << 62)
 
 
@@ -129,7 +128,6 @@ def oom_kills() -> int:
 
 
 def cgroup_limit() -> int | None:
-    """Return how many bytes this process's cgroup may have; `None` for as many as there are."""
     return _cgroup(_LIMIT)
 
 

@@ -61,12 +61,10 @@ class AgentSpec(msgspec.Struct, frozen=True):
 
     @property
     def node(self) -> NodeSpec:
-        """The agent's node."""
         return self.spec.nodes[self.node_id]
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of the coordinator."""
         host, _, port = self.url.rpartition("//")[2].rpartition(":")
         return host.strip("[]"), int(port)
 
@@ -141,7 +139,6 @@ def print_status(line: StatusLine) -> None:
 
 
 def tail_of(stderr: IO[bytes]) -> str:
-    """Return the end of what an agent has written to its standard error."""
     stderr.seek(max(0, os.fstat(stderr.fileno()).st_size - _TAIL_NBYTES))
     return stderr.read().decode(errors="replace").strip()
 
@@ -165,7 +162,6 @@ def _read(stream: BinaryIO, nbytes: int) -> bytes:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only this user can read."""
     # O_EXCL, so that it never writes into a file that another process has put there.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(fd, "wb") as file:

@@ -66,8 +66,6 @@ class Ending:
 
 @dataclass(frozen=True)
 class Idle:
-    """No child exists; its log is still here."""
-
     generation: int
 
 
@@ -81,16 +79,12 @@ State = Ready | Begun | Leaving | Ending | Idle | Gone
 
 @dataclass(frozen=True)
 class WorldBegan:
-    """The coordinator has begun a world, which resumes at `resume`."""
-
     world: World
     resume: Resume = FIRST_TIME
 
 
 @dataclass(frozen=True)
 class ChildReportedEnd:
-    """The child has reported how `map_fun` ended: its last message."""
-
     outcome: ChildReturned | Raised
 
 
@@ -103,8 +97,6 @@ class ChildExited:
 
 @dataclass(frozen=True)
 class RoundRequested:
-    """The coordinator wants a new child for `generation`."""
-
     generation: int
 
 
@@ -123,15 +115,11 @@ class ChildStopRequested:
 
 @dataclass(frozen=True)
 class StopRequested:
-    """The coordinator wants the node to end."""
-
     grace_s: float
 
 
 @dataclass(frozen=True)
 class Orphaned:
-    """The coordinator or the owner is gone."""
-
     reason: str
 
 
@@ -154,15 +142,11 @@ Event = (
 
 @dataclass(frozen=True)
 class Spawn:
-    """Start a child for `generation` and offer it."""
-
     generation: int
 
 
 @dataclass(frozen=True)
 class StartChild:
-    """Give the child its world."""
-
     world: World
     resume: Resume = FIRST_TIME
 
@@ -179,16 +163,12 @@ class Kill:
 
 @dataclass(frozen=True)
 class ReportEnd:
-    """Report to the coordinator what the child has reported, or else its exit status."""
-
     generation: int
     outcome: ChildReturned | Raised | int
 
 
 @dataclass(frozen=True)
 class CloseFeeds:
-    """Take no more rows."""
-
     reason: str
 
 

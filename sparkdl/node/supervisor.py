@@ -104,7 +104,6 @@ class ChildLog:
         loop.add_reader(self._read_fd, self._take_and_say)
 
     def close(self) -> None:
-        """Read the output already in the pipe, and nothing later."""
         if self._read_fd < 0:
             return
         self._take()
@@ -115,13 +114,11 @@ class ChildLog:
         self._read_fd = self._write_fd = -1
 
     def add(self, text: str) -> None:
-        """Append lines that are not the child's, as error output."""
         self._take()
         self._keep(Marker()(f"{text}\n").encode(errors="replace"))
         self._on_print()
 
     def nbytes(self) -> int:
-        """Return how much has been printed, in bytes."""
         self._take()
         return self._nbytes
 
@@ -361,7 +358,6 @@ class Child:
         return replace(failure, signal_number=-status, is_consequence=is_consequence)
 
     def close(self) -> None:
-        """Release the resources of a child that has ended."""
         self._close_theirs()
         self.sock.close()
         self.log.close()
@@ -475,14 +471,12 @@ class StackFile:
         loop.call_later(_LOOK_S, look, start)
 
     def close(self) -> None:
-        """Close the file."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def _why_silent(pid: int) -> str:
-    """Return why a child has not written its stacks."""
     try:
         status = psutil.Process(pid).status()
     except psutil.Error:
@@ -534,14 +528,12 @@ class NodeChild:
         self._beat()
 
     def restart(self, generation: int) -> None:
-        """Start another child in the place of the one that has ended."""
         self.process.close()
         self._port.close()
         # Another port in each round: the last one may have been lost to another process.
         self._start(generation)
 
     def begin(self, world: World, resume: Resume) -> None:
-        """Give the child its world, the user's code and its port."""
         node, framework = self._spec.node, framework_named(self._spec.spec.framework)
         self.rank, self.resume = world.member(node.node_id).rank, resume
         own = {"SPARKDL_NODE": node.name, "SPARKDL_AGENT_PID": str(os.getpid())}
@@ -561,15 +553,12 @@ class NodeChild:
         return int(self._port.getsockname()[1])
 
     def send(self, message: Local, fd: int = -1) -> None:
-        """Send a message to the child; `fd` is its pipe's from here on."""
         self._pipe.send(message, fd)
 
     def say(self, text: str) -> None:
-        """Add a line of sparkdl's to what the child prints."""
         self.process.log.add(f"sparkdl: {text}")
 
     def close(self) -> None:
-        """End the child's remaining processes, and release its port and GPUs."""
         self._beating.cancel()
         self._pipe.close()
         self.process.close()

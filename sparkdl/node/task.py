@@ -60,16 +60,13 @@ class Problem:
     text: str
 
     def error(self) -> LaunchError:
-        """Return the exception that carries this problem through Spark."""
         return LaunchError(Code.RAISED.mark(self.kind, self.text))
 
     def at_driver(self) -> SparkdlError:
-        """Return the exception to raise at the driver."""
         return _KINDS.get(self.kind, LaunchError)(self.text)
 
 
 def parse_problem(text: str) -> Problem | None:
-    """Find a problem in the text of a Spark error."""
     found = Code.RAISED.values_in(text)
     return Problem(*found) if found else None
 
@@ -96,7 +93,6 @@ def check_executor(spec: ClusterSpec, url: str) -> None:
 
 
 def missing_framework(name: str) -> Problem | None:
-    """Return the problem if none of a framework's modules can be found here."""
     wanted = framework_named(name).distributions
     if not wanted or any(importlib.util.find_spec(module) for module in wanted):
         return None
@@ -109,7 +105,6 @@ def missing_framework(name: str) -> Problem | None:
 
 
 def cannot_reach_driver(host: str, url: str, problem: str) -> str:
-    """Return the words for an executor that has no way to the driver."""
     return (
         f"executor {host} cannot reach the driver at {url}: {problem}. Set "
         "SPARKDL_DRIVER_HOST to an address of the driver that executors can reach, and "

@@ -56,7 +56,6 @@ class TensorBoard:
         self._ending: list[asyncio.Task[None]] = []
 
     def follow(self, rank: int) -> None:
-        """Start it if the node has rank 0 now, and end it if it no longer has."""
         if rank == 0 and self._running is None:
             self._running = asyncio.create_task(self._run())
         elif rank != 0 and self._running is not None:
@@ -66,7 +65,6 @@ class TensorBoard:
             self._running = None
 
     async def close(self) -> None:
-        """End it."""
         self.follow(-1)
         if self._ending:
             await asyncio.wait(self._ending)
@@ -131,7 +129,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def main() -> None:
-    """Be TensorBoard until the standard input ends."""
     threading.Thread(target=_end_with_owner, name="sparkdl-owner", daemon=True).start()
     sys.argv[0] = "tensorboard"
     runpy.run_module("tensorboard.main", run_name="__main__", alter_sys=True)

@@ -85,7 +85,6 @@ class WaitWatch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Send the last totals."""
         self._is_over.set()
         if self._thread.ident is not None:
             self._thread.join(_END_S)
@@ -126,7 +125,6 @@ class WaitWatch:
                 self._send(self.waited())
 
     def waited(self) -> Waited:
-        """Return the seconds so far."""
         totals = self._totals
         others_s = totals["others"] if self._has_others else -1.0
         return Waited(sum(totals.values()), totals["rows"], others_s)
