@@ -242,11 +242,7 @@ class Unframer:
         self._fds: deque[int] = deque()
 
     def feed(self, data: bytes, fds: list[int]) -> Iterator[tuple[Local, int]]:
-        """Yield the messages that are complete, each with its descriptor or -1.
-
-        Raises:
-            ProtocolError: for a frame that is no message.
-        """
+        """Yield the messages that are complete, each with its descriptor or -1."""
         self._buffer += data
         self._fds.extend(fds)
         while len(self._buffer) >= _LENGTH.size:

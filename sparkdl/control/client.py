@@ -58,9 +58,6 @@ class CoordinatorClient:
             trust: the certificate the coordinator must present, if its URL is `wss://`.
             num_nodes: of the cluster; with thousands each pings more seldom.
             outbox: the queue to send from; messages already in it are sent first.
-
-        Raises:
-            LaunchError: if the coordinator cannot be reached or refuses.
         """
         keep = agent_keep_alive(lease_s, num_nodes)
         try:
@@ -121,11 +118,7 @@ class CoordinatorClient:
         message: FromAgent,
         trust: Trust | None = None,
     ) -> None:
-        """Send one message, and wait until it has been taken.
-
-        Raises:
-            LaunchError: if the coordinator cannot be reached or refuses.
-        """
+        """Send one message, and wait until it has been taken."""
         client = await cls.connect(url, token, lease_s, trust=trust)
         client.send(message)
         await client.close()

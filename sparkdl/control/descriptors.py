@@ -239,11 +239,7 @@ class FdSender:
         return cls(sock)
 
     def send(self, fd: int) -> str:
-        """Send a descriptor, which stays the caller's as well; return its key.
-
-        Raises:
-            OSError: if the node is gone.
-        """
+        """Send a descriptor, which stays the caller's as well; return its key."""
         self._number += 1
         key = f"{self._prefix}-{self._number}"
         socket.send_fds(self._sock, [key.encode()], [fd])

@@ -504,11 +504,7 @@ def encode(message: FromAgent | ToAgent) -> str:
 
 
 def decode_from_agent(data: str | bytes) -> FromAgent:
-    """Return the message an agent sent.
-
-    Raises:
-        ProtocolError: for anything that is not one of `FromAgent`.
-    """
+    """Return the message an agent sent."""
     try:
         return _from_agent.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -516,11 +512,7 @@ def decode_from_agent(data: str | bytes) -> FromAgent:
 
 
 def decode_to_agent(data: str | bytes) -> ToAgent:
-    """Return the message the coordinator sent.
-
-    Raises:
-        ProtocolError: for anything that is not one of `ToAgent`.
-    """
+    """Return the message the coordinator sent."""
     try:
         return _to_agent.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:

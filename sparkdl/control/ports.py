@@ -21,9 +21,6 @@ def listening_socket(host: str, ports: Sequence[int], who: str, setting: str) ->
     Args:
         who: listens, for the error.
         setting: begins the names of the environment variables for host and port.
-
-    Raises:
-        ConfigError: if none is free, or the host is not this machine.
     """
     problem = ""  # no exception: its traceback would keep what the callers hold
     for port in ports:

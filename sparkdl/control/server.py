@@ -143,12 +143,7 @@ class CoordinatorServer:
         self._encoded: tuple[ToAgent | None, str | bytes] = None, ""
 
     async def start(self, host: str, ports: tuple[int, ...]) -> ServerAddress:
-        """Listen on `host` at the first of `ports` that is free; 0 is any.
-
-        Raises:
-            ConfigError: if no port is free, the host is not this machine's, or this process may not
-                have a connection to each node.
-        """
+        """Listen on `host` at the first of `ports` that is free; 0 is any."""
         _allow_descriptors(self._num_nodes + _OTHER_DESCRIPTORS)
         keep = driver_keep_alive(self._lease_s, self._num_nodes)
         encryption: dict[str, Any] = {}

@@ -52,11 +52,7 @@ class Trust:
     name: str
 
     def context(self) -> ssl.SSLContext:
-        """Return what a client of Python's shakes hands by, with `name` as the server's name.
-
-        Raises:
-            ssl.SSLError: if the roots are no certificates.
-        """
+        """Return what a client of Python's shakes hands by, with `name` as the server's name."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: any root ends the chain
@@ -66,11 +62,7 @@ class Trust:
         return context
 
     def connect(self, host: str, port: int, timeout_s: float) -> ssl.SSLSocket:
-        """Return a connection to a server that has presented a trusted certificate.
-
-        Raises:
-            OSError: if no server answers there, or its certificate is not trusted.
-        """
+        """Return a connection to a server that has presented a trusted certificate."""
         sock = create_connection((host, port), timeout_s)
         try:
             return self.context().wrap_socket(sock, server_hostname=self.name or None)
@@ -96,11 +88,7 @@ class Tls:
     key: bytes = field(repr=False)
 
     def context(self) -> ssl.SSLContext:
-        """Return what a server of Python's shakes hands by.
-
-        Raises:
-            ssl.SSLError: if key and certificate do not belong together, or are none.
-        """
+        """Return what a server of Python's shakes hands by."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.sslobject_class = _ServerSide
@@ -118,9 +106,6 @@ def choose_tls(asked: bool | None, setting: str) -> Tls | None:
 
     Args:
         setting: of Spark's, by which Spark encrypts its own connections; empty if it does not.
-
-    Raises:
-        ConfigError: if that cannot be had.
     """
     if asked is None and setting:
         _log.info("TLS is on, because %s is; Startup(tls=False) leaves it off", setting)
@@ -133,9 +118,6 @@ def new_tls(why: str = "TLS") -> Tls:
 
     Args:
         why: the setting that asked for it, for the error.
-
-    Raises:
-        ConfigError: if the package `cryptography` is missing.
     """
     try:
         from cryptography import x509

@@ -31,10 +31,6 @@ def encode_value(value: Any) -> bytes:
     Args:
         value: None, booleans, numbers, strings, bytes, numpy arrays and scalars, and lists,
             tuples, sets and dicts of them. Numpy dtypes without objects only.
-
-    Raises:
-        ResultError: for anything else; the message names the place inside `value`. Also for more
-            than `MAX_VALUE_NBYTES`.
     """
     try:
         data = msgspec.msgpack.encode(_lower(value, "result"))
@@ -49,11 +45,7 @@ def encode_value(value: Any) -> bytes:
 
 
 def decode_value(data: bytes) -> Any:
-    """Return the value that `encode_value` was given.
-
-    Raises:
-        ProtocolError: if `data` is not MessagePack of this kind.
-    """
+    """Return the value that `encode_value` was given."""
     try:
         return msgspec.msgpack.decode(data, ext_hook=_raise_up)
     except (msgspec.MsgspecError, ValueError, TypeError, SyntaxError, RecursionError) as error:

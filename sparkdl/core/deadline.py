@@ -10,12 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Deadline:
-    """A moment on the monotonic clock.
-
-    Args:
-        at_s: the moment, in the seconds of `clock`; infinity never passes.
-        clock: the monotonic clock; tests hand in their own.
-    """
+    """A moment on the monotonic clock."""
 
     at_s: float
     clock: Callable[[], float] = time.monotonic

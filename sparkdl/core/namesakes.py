@@ -163,14 +163,7 @@ _OF_HOROVOD = {
 
 
 def advise(fullname: str) -> None:
-    """Raise for a name or a module that is another package's; do nothing for others.
-
-    Args:
-        fullname: begins with `sparkdl.`.
-
-    Raises:
-        RemovedModuleError: an ImportError, because `from sparkdl import name` keeps its message.
-    """
+    """Raise for a name or a module that is another package's; do nothing for others."""
     name = fullname.removeprefix("sparkdl.")
     if name in _OF_OTHERS:
         home, advice = _OF_OTHERS[name]
@@ -189,12 +182,7 @@ def advise(fullname: str) -> None:
 
 
 def missing_name(module: str, name: str) -> NoReturn:
-    """Raise for a name that a module lacks: the end of its `__getattr__`.
-
-    Raises:
-        RemovedModuleError: if it is another package's, see `advise`.
-        AttributeError: for others.
-    """
+    """Raise for a name that a module lacks: the end of its `__getattr__`."""
     advise(f"{module}.{name}")
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 

@@ -12,10 +12,6 @@ def absolute_url(path: str, default_fs: str, working_dir: str) -> str:
     """Return `path` as a URL on the default file system, relative to the user's home there.
 
     A path with a scheme is returned as it is.
-
-    Args:
-        default_fs: Hadoop's default file system, `file://` or `hdfs://host:port`.
-        working_dir: the directory that paths are relative to on a local file system.
     """
     if urlsplit(path).scheme:
         return path

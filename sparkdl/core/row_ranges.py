@@ -76,13 +76,7 @@ def overlap(start: int, stop: int, ranges: Iterable[Range]) -> list[Range]:
 
 
 def uncovered(start: int, stop: int, ranges: Sequence[Range]) -> list[Range]:
-    """Return the parts of [`start`, `stop`) that no range covers, in order.
-
-    Args:
-        start: first offset asked about.
-        stop: the offset past the last one asked about.
-        ranges: half-open ranges, in any order.
-    """
+    """Return the parts of [`start`, `stop`) that no range covers, in order."""
     missing: list[Range] = []
     for covered_start, covered_stop in merge_ranges(ranges):
         if start < min(covered_start, stop):

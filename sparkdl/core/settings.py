@@ -135,11 +135,7 @@ class Environment:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
-        """Read the variables of this process.
-
-        Raises:
-            ConfigError: if a port is not a number or a range of numbers.
-        """
+        """Read the variables of this process."""
         return cls(**{each.name: each.metadata["read"](environ) for each in fields(cls)})
 
 

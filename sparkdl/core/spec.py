@@ -54,11 +54,7 @@ EVALUATOR = Role("evaluator", can_be_fed=True, is_expendable=True, is_needed=Fal
 
 
 def chief_named(name: str) -> Role:
-    """Return the chief's role under `name` (`chief`, or TensorFlow 1's `master`).
-
-    Raises:
-        ConfigError: if the name belongs to another role.
-    """
+    """Return the chief's role under `name` (`chief`, or TensorFlow 1's `master`)."""
     if name in (WORKER.name, PS.name, EVALUATOR.name) or not name.isidentifier():
         raise ConfigError(
             f"Roles(chief={name!r}) cannot name the chief; use 'chief' or 'master', or leave it out"
@@ -191,9 +187,6 @@ def plan_nodes(
 
     Args:
         is_coordinated: the chief trains on servers that ps and workers run.
-
-    Raises:
-        ConfigError: if the numbers leave no node that trains, or a chief or ps is missing.
     """
     if num_nodes < 1:
         raise ConfigError(f"a cluster needs at least one node, not {num_nodes}")

@@ -17,11 +17,7 @@ def transition(
     event: object,
     now_s: float,
 ) -> Step:
-    """Return what the handler in `table` for the types of `state` and `event` makes of them.
-
-    Raises:
-        IllegalTransitionError: if there is none.
-    """
+    """Return what the handler in `table` for the types of `state` and `event` makes of them."""
     handler = table.get((type(state), type(event)))
     if handler is None:
         raise IllegalTransitionError(f"{type(event).__name__} in {type(state).__name__}")

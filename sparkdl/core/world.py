@@ -96,13 +96,7 @@ class Address:
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """A checkpoint that is complete.
-
-    Attributes:
-        url: of its folder.
-        step: the user's count, see `NodeContext.checkpoint`.
-        generation: of the world that made it.
-    """
+    """A checkpoint that is complete."""
 
     url: str
     step: int
@@ -115,12 +109,7 @@ class CheckpointRef:
 
 @dataclass(frozen=True)
 class Resume:
-    """Where a world resumes.
-
-    Attributes:
-        restarts: after failures, so far.
-        checkpoint: the last one that is complete, or `None`.
-    """
+    """Where a world resumes."""
 
     restarts: int = 0
     checkpoint: CheckpointRef | None = None

@@ -59,9 +59,6 @@ def refuse_adapting(library: str) -> None:
     """Make `adapt` of preprocessing layers refuse the feed of a node, which is one of several.
 
     Each node has rows of its own: vocabularies and means would differ from node to node.
-
-    Args:
-        library: `keras` or `tf_keras`.
     """
     for target in _ADAPTING[library]:
         patch = Patch(f"{target}.adapt", ("self",), _adapt)

@@ -36,11 +36,7 @@ class TensorFlow(Framework):
     has_servers: ClassVar[bool] = True
 
     def import_modules(self) -> None:
-        """Import TensorFlow, which imports Keras as well.
-
-        Raises:
-            FrameworkMissingError: if it cannot be imported.
-        """
+        """Import TensorFlow, which imports Keras as well."""
         imported("tensorflow", "TensorFlow", "tensorflow (or tensorflow-cpu)")
 
     def gpus(self) -> list[str]:
@@ -96,9 +92,6 @@ class TensorFlow(Framework):
         """Return a mesh of DTensor; the first call connects the nodes.
 
         Source: https://www.tensorflow.org/guide/dtensor_overview
-
-        Raises:
-            ConfigError: if the axes do not fit, or TensorFlow has been in use before.
         """
         from tensorflow.experimental import dtensor
 

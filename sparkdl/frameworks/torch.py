@@ -29,11 +29,7 @@ class Torch(Framework):
     shares_port: ClassVar[bool] = True
 
     def import_modules(self) -> None:
-        """Import torch.
-
-        Raises:
-            FrameworkMissingError: if it cannot be imported.
-        """
+        """Import torch."""
         imported("torch", "PyTorch", "torch")
 
     def import_more(self) -> None:

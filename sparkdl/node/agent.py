@@ -56,18 +56,7 @@ ANSWERING_S = 0.25
 
 
 class Agent:
-    """One node. `run` returns when the node has ended.
-
-    Args:
-        payload: the file with the user's code.
-        work_dir: for rows that go to the disk.
-
-    Attributes:
-        was_cut_off: the node has ended because its agent lost the driver.
-
-    Raises:
-        ConfigError, FrameworkMissingError: if the node cannot have its GPUs or its port.
-    """
+    """One node. `run` returns when the node has ended."""
 
     def __init__(self, agent_spec: AgentSpec, payload: Path, work_dir: Path) -> None:
         on_child = self._on_child_message, self._on_child_exit
@@ -112,11 +101,7 @@ class Agent:
         self._lifeline = Lifeline(agent_spec, self._orphan)
 
     async def run(self) -> None:
-        """Serve until the end.
-
-        Raises:
-            LaunchError: if the driver cannot be reached or refuses.
-        """
+        """Serve until the end."""
         serving = asyncio.ensure_future(self._serve())
         ended = asyncio.ensure_future(self._ended.wait())
         try:
@@ -348,11 +333,7 @@ class Agent:
 
 
 class Lifeline:
-    """The process that an agent ends with: the owner of its standard input, or the executor.
-
-    Args:
-        on_end: called with why the agent has to end.
-    """
+    """The process that an agent ends with: the owner of its standard input, or the executor."""
 
     def __init__(self, agent_spec: AgentSpec, on_end: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -42,11 +42,7 @@ _NAME = re.compile(r"(?P<dot>\.?)step-(?P<step>\d{10,})-(?P<cluster>[A-Za-z0-9_]
 
 @dataclass(frozen=True, order=True)
 class CheckpointName:
-    """The name of a checkpoint's folder, unique among all that write into the same folder.
-
-    Attributes:
-        generation: of the world that makes it.
-    """
+    """The name of a checkpoint's folder, unique among all that write into the same folder."""
 
     step: int
     cluster_id: str
@@ -118,13 +114,7 @@ class Found:
 
 
 class CheckpointStore:
-    """Checkpoints in a folder of HDFS or an object store.
-
-    Args:
-        path: of the folder within `system`.
-        url: of the folder, for users.
-        scratch: a local folder of this process, for what comes and goes.
-    """
+    """Checkpoints in a folder of HDFS or an object store."""
 
     def __init__(self, system: pafs.FileSystem, path: str, url: str, scratch: Path) -> None:
         self._system = system
@@ -135,11 +125,7 @@ class CheckpointStore:
     # At launch.
 
     def check_writable(self) -> bool:
-        """Create the folder, and a file in it that is deleted again; return if there was none.
-
-        Raises:
-            ConfigError: if that does not work.
-        """
+        """Create the folder, and a file in it that is deleted again; return if there was none."""
         probe = f"{self._path}/.probe-{uuid.uuid4().hex}"
         try:
             is_new = self._system.get_file_info(self._path).type == pafs.FileType.NotFound
@@ -157,11 +143,7 @@ class CheckpointStore:
         return bool(is_new)
 
     def newest(self) -> Found | None:
-        """Return the newest checkpoint that is whole; `None` if there is none.
-
-        Raises:
-            CheckpointError: if the folder cannot be read.
-        """
+        """Return the newest checkpoint that is whole; `None` if there is none."""
         try:
             found = []
             for entry in self.entries():
@@ -177,11 +159,7 @@ class CheckpointStore:
         return Found(CheckpointRef(self.url_of(entry.name), step, -1), manifest)
 
     def manifest(self, name: str) -> Manifest:
-        """Return the manifest of the checkpoint called `name`.
-
-        Raises:
-            CheckpointError: if it cannot be read.
-        """
+        """Return the manifest of the checkpoint called `name`."""
         try:
             with self._system.open_input_stream(f"{self._path}/{name}/{MANIFEST}") as file:
                 manifest = decode_manifest(file.read())
@@ -192,11 +170,7 @@ class CheckpointStore:
         return manifest
 
     def check_whole(self, name: str) -> None:
-        """Compare the checkpoint called `name` with its manifest.
-
-        Raises:
-            CheckpointError: if the manifest cannot be read, or does not agree with the files.
-        """
+        """Compare the checkpoint called `name` with its manifest."""
         wrong = self._wrong(f"{self._path}/{name}", self.manifest(name))
         if wrong:
             raise CheckpointError(f"{self._url}/{name} is broken: {wrong[0]} {_WRONG}")
@@ -249,11 +223,7 @@ class CheckpointStore:
     # At the first node.
 
     def commit(self, name: CheckpointName, manifest: Manifest) -> Manifest:
-        """Make the checkpoint complete; return the manifest with its files.
-
-        Raises:
-            CheckpointError: if a node's part is not here, or no node has written a file.
-        """
+        """Make the checkpoint complete; return the manifest with its files."""
         return self._seal(f"{self._path}/{name}", manifest)
 
     def url_of(self, name: CheckpointName) -> str:
@@ -343,11 +313,7 @@ class CheckpointStore:
         }
 
     def _seal(self, folder: str, manifest: Manifest) -> Manifest:
-        """Put the manifest into a folder that all nodes have written to; return it, with the files.
-
-        Raises:
-            CheckpointError: if a node's part is not here, or no node has written a file.
-        """
+        """Put the manifest into a folder all nodes have written to; return it, with the files."""
         for node in manifest.nodes:
             if self._system.get_file_info(_mark(folder, node)).type != pafs.FileType.File:
                 raise CheckpointError(
@@ -462,9 +428,6 @@ def open_store(url: str, scratch: Path | None = None) -> CheckpointStore:
 
     Args:
         scratch: a local folder of this process; needed to read and write checkpoints elsewhere.
-
-    Raises:
-        ConfigError: if the storage cannot be opened.
     """
     storage, path = locate(url)
     system = open_storage(storage)

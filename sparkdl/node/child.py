@@ -82,11 +82,7 @@ def _import_more(framework: Framework) -> None:
 
 
 def import_all(framework_name: str, preload: Sequence[str]) -> Framework:
-    """Import a framework, and what `Startup(preload=…)` names.
-
-    Raises:
-        SparkdlError: if one of them cannot be imported.
-    """
+    """Import a framework, and what `Startup(preload=…)` names."""
     framework = framework_named(framework_name)
     # Begun before the imports, so that Hadoop's script runs beside them.
     jars = HadoopClasspath.begin()
@@ -143,11 +139,7 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
 
 
 def _preload(modules: Sequence[str]) -> None:
-    """Import what `Startup(preload=…)` names.
-
-    Raises:
-        ConfigError: if one of them cannot be imported.
-    """
+    """Import what `Startup(preload=…)` names."""
     for name in modules:
         try:
             import_module(name)

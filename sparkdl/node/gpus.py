@@ -75,11 +75,7 @@ def has_driver(devices: Sequence[str] = _DEVICES) -> bool:
 
 @contextmanager
 def open_nvml() -> Iterator[Any]:
-    """Open NVML.
-
-    Raises:
-        FrameworkMissingError: if the package, the library or its driver is missing.
-    """
+    """Open NVML."""
     try:
         import pynvml
     except ImportError:
@@ -173,9 +169,6 @@ def owned_gpus(assigned: Sequence[str], environ: Mapping[str, str] = os.environ)
 
     Returns:
         None of them where the executor's variable hides all GPUs.
-
-    Raises:
-        SparkConfigError: if the executor sees some GPUs, but not one of these.
     """
     visible = executors_gpus(environ)
     if not visible:
@@ -208,10 +201,6 @@ def share_gpus(
             those of a node whose task has ended again. Empty if they do.
         environ: of the executor: its CUDA_VISIBLE_DEVICES says which may be claimed, and which
             GPU each of Spark's addresses means.
-
-    Raises:
-        SparkConfigError: if there are fewer than wanted.
-        FrameworkMissingError: if so many are wanted, and the means to find them are missing.
     """
     if wanted == 0:
         return NONE

@@ -55,14 +55,7 @@ from sparkdl.frameworks.lone_training import LoneTraining
 
 
 class FeedReaders:
-    """The readers of one node, one for each feed. Any thread may call.
-
-    Args:
-        send: takes what readers have for the agent.
-
-    Attributes:
-        watch: of the training, once there is a world.
-    """
+    """The readers of one node, one for each feed. Any thread may call."""
 
     def __init__(self, send: Callable[[Local], None]) -> None:
         self._send_to_agent = send
@@ -135,9 +128,6 @@ class FeedReaders:
             batches: how many batches of the default feed, or of the only one that was read; by
                 feed, of others as well, see `FeedReader.batches_beside` for those not named;
                 `None` for all that were handed out.
-
-        Raises:
-            ConfigError: see `FeedReader.position`, or if it is unclear which feed is meant.
         """
         asked = self._asked(batches)
         found = {feed: self._readers[feed].position(count) for feed, count in asked.items()}
@@ -235,9 +225,6 @@ class DrainNotice:
     reports. The answer is true from the call after the largest number on. The thread that receives
     the notice sends the report: the training thread may stand in a collective, waiting for a node
     whose call waits here.
-
-    Args:
-        report: sends how many calls of `is_due` there were.
     """
 
     def __init__(self, report: Callable[[Gather], None]) -> None:
@@ -290,12 +277,7 @@ _ANSWERS = (CheckpointCommit, AllGathered)
 
 
 class AgentLink:
-    """One thread receives and hands on; any thread may send.
-
-    Attributes:
-        feeds: the readers of the node's feeds.
-        draining: whether a checkpoint is wanted, because an executor ends.
-    """
+    """One thread receives and hands on; any thread may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -322,10 +304,6 @@ class AgentLink:
         Args:
             when_idle: called once if it has not come after `idle_s`: a child imports the modules
                 it needs later while other nodes are slower.
-
-        Raises:
-            FeedClosedError: if the agent went away or nothing came in time.
-            ConfigError: if this process may not have so many descriptors.
         """
         start = None
         with suppress(queue.Empty):
@@ -465,9 +443,6 @@ def reported(step: Any, metrics: Mapping[str, Any]) -> Reported:
     Args:
         step: a whole number; arrays and tensors of one such number are taken as well.
         metrics: likewise, of any number.
-
-    Raises:
-        ConfigError: if one of them is something else.
     """
     try:
         number = operator.index(step.item() if hasattr(step, "item") else step)

@@ -122,12 +122,7 @@ _RESCAN = 5
 
 
 class LoadWatch:
-    """Reports every two seconds. Runs on the agent's loop.
-
-    Args:
-        gpus: the GPUs that the child uses: UUIDs, or numbers in nvidia-smi's order.
-        feed_nbytes: returns how many bytes of rows wait, and how many may.
-    """
+    """Reports every two seconds. Runs on the agent's loop."""
 
     def __init__(
         self,

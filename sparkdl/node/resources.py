@@ -57,11 +57,7 @@ def own_host(peer: tuple[str, int], environment: Environment) -> str:
 
 
 def reserve_port(host: str, environment: Environment) -> socket.socket:
-    """Return a socket bound to a free port of `host`, or to `TENSORFLOW_PORT`; not listening.
-
-    Raises:
-        ConfigError: if the port that was asked for is taken.
-    """
+    """Return a socket bound to a free port of `host`, or to `TENSORFLOW_PORT`; not listening."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     # Linux lets a server listen beside this socket if both set the option, as those of TensorFlow,
@@ -132,11 +128,7 @@ def cgroup_limit() -> int | None:
 
 
 def _cgroup(wanted: Mapping[str, str]) -> int | None:
-    """Return the nearest memory cgroup's value; `None` if no cgroup has one.
-
-    Args:
-        wanted: names of files, and the pattern of the number in each.
-    """
+    """Return the nearest memory cgroup's value; `None` if no cgroup has one."""
     for directory in memory_cgroups():
         for name, pattern in wanted.items():
             with suppress(OSError):
@@ -232,11 +224,7 @@ class HadoopClasspath:
     def finish(
         self, environ: MutableMapping[str, str] = os.environ, timeout_s: float = _HADOOP_TIMEOUT_S
     ) -> None:
-        """Append the jars to CLASSPATH. A failure is logged: not everybody wants HDFS.
-
-        Args:
-            timeout_s: seconds it may still take.
-        """
+        """Append the jars to CLASSPATH. A failure is logged: not everybody wants HDFS."""
         command = " ".join(map(str, self._process.args))  # type: ignore[arg-type]
         with self._process as process:
             try:

@@ -144,11 +144,7 @@ def tail_of(stderr: IO[bytes]) -> str:
 
 
 def read_spec(stream: BinaryIO) -> tuple[AgentSpec, bytes]:
-    """Read what `start_agent` wrote, and no byte more.
-
-    Raises:
-        ProtocolError: if the stream ends before.
-    """
+    """Read what `start_agent` wrote, and no byte more."""
     lengths = _LENGTHS.unpack(_read(stream, _LENGTHS.size))
     body, payload = _read(stream, lengths[0]), _read(stream, lengths[1])
     return msgspec.json.decode(body, type=AgentSpec), payload

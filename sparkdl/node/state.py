@@ -102,11 +102,7 @@ class RoundRequested:
 
 @dataclass(frozen=True)
 class ChildStopRequested:
-    """The coordinator wants the child of `generation` to end.
-
-    Attributes:
-        reason: the cluster's final failure, if the end has one.
-    """
+    """The coordinator wants the child of `generation` to end."""
 
     generation: int
     grace_s: float
@@ -180,11 +176,7 @@ Step = tuple[S, list[Action]]
 
 
 def step(state: State, event: Event, now_s: float) -> Step[State]:
-    """Return the state after `event`, and the actions to perform.
-
-    Raises:
-        IllegalTransitionError: if the state has no transition for the event.
-    """
+    """Return the state after `event`, and the actions to perform."""
     return transition(TRANSITIONS, state, event, now_s)
 
 

@@ -498,9 +498,6 @@ class NodeChild:
         generation: the generation of `process`, the child started last.
         rank: in the last world given to a child of this node; -1 before the first one.
         resume: where that world began.
-
-    Raises:
-        ConfigError, FrameworkMissingError: if the node cannot have its GPUs or its port.
     """
 
     def __init__(

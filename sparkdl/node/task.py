@@ -72,11 +72,7 @@ def parse_problem(text: str) -> Problem | None:
 
 
 def check_executor(spec: ClusterSpec, url: str) -> None:
-    """Check that the requested framework is installed and the coordinator can be reached.
-
-    Raises:
-        LaunchError: with a `Problem`.
-    """
+    """Check that the requested framework is installed and the coordinator can be reached."""
     host = socket.gethostname()
     if problem := missing_framework(spec.framework):
         raise problem.error()
@@ -208,9 +204,6 @@ class NodeTask:
         """Start an agent and stay with it; return how it ended, empty if in order.
 
         One that was detached continues without its task.
-
-        Raises:
-            LaunchError: with the `Problem` that it had.
         """
         # A file, because a pipe without a reader would block the agent once it is full.
         with tempfile.TemporaryFile() as stderr:
