@@ -17,8 +17,8 @@ import psutil
 from msgspec.structs import replace
 
 from scripts import chromium
-from sparkdl.control.counts import FeedCount, Given
 from sparkdl.control.messages import NodeActive, NodeLoad
+from sparkdl.control.rows import FeedCount, Given
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.dashboard.pages import PAGES

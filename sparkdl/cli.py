@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedError, SparkdlError
-from sparkdl.core.links import docs_page
+from sparkdl.core.texts import docs_page
 from sparkdl.version import __version__
 
 _BESIDE = ("pyspark", "tensorflow", "tensorflow-cpu", "keras", "tf-keras", "torch", "lightning")

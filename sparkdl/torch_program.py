@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.scratch import scratch_folder
+from sparkdl.core.files import scratch_folder
 from sparkdl.frameworks.framework import imported
 
 if TYPE_CHECKING:

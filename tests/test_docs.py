@@ -13,8 +13,8 @@ import pytest
 
 from scripts.diagrams import DESIGN, with_diagrams
 from sparkdl.core import errors
-from sparkdl.core.codes import Code
 from sparkdl.core.errors import SparkdlError
+from sparkdl.core.failure import Code
 
 ROOT = Path(__file__).parent.parent
 

@@ -23,9 +23,9 @@ from harness import claim_stdout, write
 from websockets.frames import Frame, Opcode
 
 from sparkdl.control.auth import bearer
-from sparkdl.control.counts import FeedCount, Given
 from sparkdl.control.lease import agent_keep_alive
 from sparkdl.control.messages import ChildRunning, FeedProgress, FromAgent, Hello, Offer, encode
+from sparkdl.control.rows import FeedCount, Given
 from sparkdl.core.settings import Settings
 
 TICK_S = 0.02

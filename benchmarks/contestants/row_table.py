@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 
 from sparkdl.control import messages as msg
-from sparkdl.control.counts import FeedCount, Given
+from sparkdl.control.rows import FeedCount, Given
 from sparkdl.core import throttle
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, build_world

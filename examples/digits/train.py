@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdl import Observe
-from sparkdl.core.links import docs_page
+from sparkdl.core.texts import docs_page
 from sparkdl.tfos import TFCluster
 
 if TYPE_CHECKING:

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkdl.control.counts import Given
 from sparkdl.control.descriptors import close_fd, receive_with_fds
 from sparkdl.control.messages import (
     AllGathered,
@@ -48,7 +47,7 @@ from sparkdl.control.messages import (
     Gather,
     Granted,
 )
-from sparkdl.control.rows import EpochRows
+from sparkdl.control.rows import EpochRows, Given
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec

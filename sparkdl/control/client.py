@@ -15,8 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from sparkdl.control.auth import bearer
-from sparkdl.control.host_watch import LOOKS, HostWatch, agent_timeout_s
-from sparkdl.control.lease import agent_keep_alive
+from sparkdl.control.lease import LOOKS, HostWatch, agent_keep_alive, agent_timeout_s
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,

@@ -30,8 +30,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sparkdl.control.counts import FeedCount
-from sparkdl.control.rows import EpochRows, Share
+from sparkdl.control.rows import EpochRows, FeedCount, Share
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.row_ranges import Span

@@ -9,7 +9,6 @@ import socket
 from collections.abc import Sequence
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.listing import ports_in_words
 
 BACKLOG = 4096
 """Agents that connect at once wait here. If it is full, the kernel retries a second later."""
@@ -35,8 +34,12 @@ def listening_socket(host: str, ports: Sequence[int], who: str, setting: str) ->
 def cannot_listen(
     host: str, ports: Sequence[int], who: str, setting: str, problem: str
 ) -> ConfigError:
+    first, last = ports[0], ports[-1]
+    where = (
+        f"ports {first}-{last}" if first != last else f"port {first}" if first else "any free port"
+    )
     return ConfigError(
-        f"{who} cannot listen on {host}, {ports_in_words(ports)}: {problem}. Set {setting}_HOST to "
+        f"{who} cannot listen on {host}, {where}: {problem}. Set {setting}_HOST to "
         f"an address of this machine that its clients reach, and {setting}_PORT to a free port or "
         "range"
     )

@@ -26,10 +26,15 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 
-from sparkdl.control.auth import is_authorized
-from sparkdl.control.cause import CAUSE_PATH, FINISHED
-from sparkdl.control.host_watch import CAN_TELL, LOOKS, HostWatch
-from sparkdl.control.lease import CLOSE_S, driver_keep_alive, driver_patience_s
+from sparkdl.control.auth import CAUSE_PATH, FINISHED, is_authorized
+from sparkdl.control.lease import (
+    CAN_TELL,
+    CLOSE_S,
+    LOOKS,
+    HostWatch,
+    driver_keep_alive,
+    driver_patience_s,
+)
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from sparkdl.core.failure import Failure
-from sparkdl.core.links import docs_page
-from sparkdl.core.listing import listed
+from sparkdl.core.texts import docs_page, listed
 
 _Error = TypeVar("_Error", bound="SparkdlError")
 
@@ -206,10 +205,12 @@ def page_of(kind: type[SparkdlError]) -> str:
 
 
 def in_words(error: BaseException) -> str:
+    """Return the text of an error, preceded by its type unless sparkdl raised it."""
     return str(error) if isinstance(error, SparkdlError) else f"{type(error).__name__}: {error}"
 
 
 def node_error(failures: Sequence[Failure], note: str = "") -> NodeFailedError:
+    """Return the exception that fits the root cause among `failures`."""
     cause = min(failures, key=lambda failure: failure.order)
     is_lost = cause.kind in ("lost", "unreachable")
     return (NodeLostError if is_lost else NodeFailedError)(failures, note)

@@ -1,13 +1,15 @@
-"""How a node failed, as data."""
+"""How a node failed, as data; codes by which an error is recognised in text."""
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal
 
-from sparkdl.core.links import docs_page
+from sparkdl.core.texts import docs_page
 
 FailureKind = Literal[
     "exception", "exit", "signal", "oom", "lost", "unreachable", "port", "setup", "hang"
@@ -89,6 +91,7 @@ class Failure:
         return self.is_consequence, self.time_s
 
     def headline(self) -> str:
+        """Return the failure in one line: node, host, cause."""
         where = f" on {self.host}" if self.host else ""
         who = f"{self.node} (rank {self.rank}, pid {self.pid}){where}"
         return f"{who} {self._verb()}"
@@ -138,3 +141,39 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+class Code(Enum):
+    """Marks by which an error is recognised once Spark or Arrow Flight has made text of it.
+
+    Neither carries an exception from one process to another: what arrives is its text, among text
+    of their own. A code in brackets survives that, so the sentences around it can be reworded.
+    """
+
+    CLUSTER_FAILED = "SPARKDL-CLUSTER-FAILED"
+    """No node answers any more, because the cluster has failed for good."""
+    FEED_LOST = "SPARKDL-FEED-LOST"
+    """A feeder has lost the connection to a node."""
+    NULL_VALUE = "SPARKDL-NULL-VALUE"
+    """A column that refuses nulls holds one. Value: the column's name."""
+    RAISED = "SPARKDL-RAISED"
+    """A Spark task raised an error for the driver to raise. Values: the error's class, its text."""
+    WRONG_ANSWER = "SPARKDL-WRONG-ANSWER"
+    """A node answered rows with too few or too many results: another node would do the same."""
+
+    def __str__(self) -> str:
+        return self.mark()
+
+    def mark(self, *values: str) -> str:
+        # As JSON, so that a value may contain quotes, brackets and line breaks.
+        return f"[{' '.join([self.value, *map(json.dumps, values)])}]"
+
+    def is_in(self, error: BaseException | str) -> bool:
+        return self.values_in(error) is not None
+
+    def values_in(self, error: BaseException | str) -> tuple[str, ...] | None:
+        """Return the values written with this code; `None` if the text does not have it."""
+        found = re.search(rf'\[{self.value}((?: "(?:[^"\\]|\\.)*")*)\]', str(error))
+        if found is None:
+            return None
+        return tuple(map(json.loads, re.findall(r'"(?:[^"\\]|\\.)*"', found[1])))

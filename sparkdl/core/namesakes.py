@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from sparkdl.core.links import docs_page
+from sparkdl.core.texts import docs_page
 
 _SCORE = "sparkdl.KerasEstimator and its KerasModel, or sparkdl.TFModel, score a DataFrame"
 _ESTIMATOR = f"use sparkdl.KerasEstimator ({docs_page('spark-ml')})"

@@ -24,12 +24,12 @@ from sparkdl.core.errors import (
     SparkdlError,
     in_words,
 )
+from sparkdl.core.files import absolute_url
 from sparkdl.core.jobs import cancel_jobs, context_of, named_jobs, tagged_jobs
-from sparkdl.core.listing import count
 from sparkdl.core.options import Feeding, Recovery, Startup
-from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment
 from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.texts import count
 from sparkdl.core.world import host_port
 from sparkdl.diagnosis import judges, probe
 from sparkdl.diagnosis.judges import Check, Report

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from sparkdl.core.errors import in_words
-from sparkdl.core.listing import count, listed
+from sparkdl.core.texts import count, listed
 from sparkdl.diagnosis.look import Facts, Machine
 from sparkdl.diagnosis.probe import PACKAGES
 from sparkdl.node.task import cannot_reach_driver

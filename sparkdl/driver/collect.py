@@ -18,7 +18,7 @@ from sparkdl.control.messages import (
     Gather,
 )
 from sparkdl.control.rows import FeedCoverage
-from sparkdl.core.listing import listed
+from sparkdl.core.texts import listed
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.node.checkpoint_store import Manifest

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from sparkdl.control import messages as msg
-from sparkdl.control.counts import FeedCount
+from sparkdl.control.rows import FeedCount
 from sparkdl.control.server import CoordinatorServer, ServerAddress
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
@@ -256,7 +256,7 @@ class Controller:
         self._executor.leave_host(hello.host)
 
     def cause(self) -> str | None:
-        """Return why no node answers a feeder: the feeder reports it, see `control/cause.py`."""
+        """Return why no node answers a feeder: the feeder reports it, see `control/auth.py`."""
         if isinstance(states.before_stop(self.view.state), states.Finished):
             return None
         failure = failure_of(self.view.state)

@@ -24,7 +24,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import LaunchError, NodeFailedError
-from sparkdl.core.listing import listed
+from sparkdl.core.texts import listed
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.lifecycle.state import StopAsked, Stopped

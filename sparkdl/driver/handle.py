@@ -12,9 +12,8 @@ from sparkdl.control.tls import Tls
 from sparkdl.control.values import decode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
-from sparkdl.core.listing import listed
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
-from sparkdl.core.spelling import checks_keywords
+from sparkdl.core.texts import checks_keywords, listed
 from sparkdl.core.world import World, host_port
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.ending import Ending, ends_if_interrupted

@@ -16,11 +16,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import NodeActive
+from sparkdl.control.rows import FeedCount
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure
-from sparkdl.core.listing import MOST, listed
+from sparkdl.core.texts import MOST, listed
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.feeds.report import waits_in_vain
 from sparkdl.driver.lifecycle.state import NodesBlamed, Running, node_failure

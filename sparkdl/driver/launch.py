@@ -15,11 +15,11 @@ from sparkdl.control.auth import new_token
 from sparkdl.control.tls import Tls, choose_tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
+from sparkdl.core.files import absolute_url
 from sparkdl.core.options import Feeding, Recovery, Roles, Startup
-from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment, Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.core.spelling import checks_keywords
+from sparkdl.core.texts import checks_keywords
 from sparkdl.core.tracking import follower_of_launch
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program

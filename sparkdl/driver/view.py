@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import BoardStarted, NodeActive, NodeLoad, Spooled
+from sparkdl.control.rows import FeedCount
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import CheckpointRef, World

@@ -19,7 +19,7 @@ import psutil
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.imports import advice_on_missing
 from sparkdl.core.spec import ClusterSpec
-from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.texts import did_you_mean
 from sparkdl.core.world import Member, World
 
 # gloo raises a plain RuntimeError, so only its words tell a lost peer from another error.

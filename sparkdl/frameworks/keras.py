@@ -27,8 +27,8 @@ from pathlib import PurePath
 from typing import Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.files import scratch_folder
 from sparkdl.core.patch import Function, Patch
-from sparkdl.core.scratch import scratch_folder
 from sparkdl.datasets.tensorflow import readers_of
 
 _logger = logging.getLogger(__name__)

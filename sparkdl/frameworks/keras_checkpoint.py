@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from sparkdl.core.errors import CheckpointError, ConfigError
-from sparkdl.core.scratch import scratch_folder
+from sparkdl.core.files import scratch_folder
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.datasets.keras_epochs import FEEDS, let_epochs_differ
 from sparkdl.frameworks.keras import spans_workers

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.scratch import scratch_of_child
+from sparkdl.core.files import scratch_of_child
 from sparkdl.core.spec import CHIEF, EVALUATOR, ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.datasets.mesh import axis_sizes

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.texts import did_you_mean
 from sparkdl.driver.options import LogLine, Observe
 from sparkdl.horovod.runner import run as run_here
 from sparkdl.horovod.spark.runner import run as run_on_spark

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.ml.param import Param, Params, TypeConverters, shared
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.links import docs_page
 from sparkdl.core.options import Feeding, Recovery, Startup
-from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.texts import did_you_mean, docs_page
 from sparkdl.driver.feeds.coverage import READERS as FEED_READERS
 from sparkdl.driver.options import Observe
 from sparkdl.ml.namespace import Namespace

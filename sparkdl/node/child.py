@@ -34,8 +34,8 @@ from sparkdl.control.values import encode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, SparkdlError
 from sparkdl.core.failure import Failure, FailureKind
+from sparkdl.core.files import make_scratch_in
 from sparkdl.core.imports import quick_imports
-from sparkdl.core.scratch import make_scratch_in
 from sparkdl.frameworks.framework import Framework, advice_about, framework_named
 from sparkdl.node.context import NodeContext, enter, leave
 from sparkdl.node.link import AgentLink

@@ -13,7 +13,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.exchange import note_exchange
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
-from sparkdl.core.spelling import checks_keywords
+from sparkdl.core.texts import checks_keywords
 from sparkdl.core.world import FIRST_TIME, Member, Resume, World
 from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.feed.reader.files import FileOrder

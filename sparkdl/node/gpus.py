@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl.core.errors import FrameworkMissingError, SparkConfigError
-from sparkdl.core.links import docs_page
 from sparkdl.core.settings import Environment, executors_gpus, visible_gpus
+from sparkdl.core.texts import docs_page
 
 _DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # Linux, Windows' subsystem for Linux
 _NAME = "sparkdl-gpu-{}"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from sparkdl.core.errors import RemovedError
-from sparkdl.core.paths import absolute_url
+from sparkdl.core.files import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.datasets.tfos import DataFeed
 from sparkdl.node.link import AgentLink

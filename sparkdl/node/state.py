@@ -21,8 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from sparkdl.control.channel import Raised
 from sparkdl.control.messages import ChildReturned
-from sparkdl.core.codes import Code
-from sparkdl.core.failure import status_in_words
+from sparkdl.core.failure import Code, status_in_words
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import FIRST_TIME, Resume, World
 

@@ -22,7 +22,6 @@ import msgspec
 
 from sparkdl.control.messages import Refused
 from sparkdl.control.tls import Tls
-from sparkdl.core.codes import Code
 from sparkdl.core.errors import (
     ConfigError,
     FrameworkMissingError,
@@ -30,7 +29,7 @@ from sparkdl.core.errors import (
     SparkConfigError,
     SparkdlError,
 )
-from sparkdl.core.failure import status_in_words
+from sparkdl.core.failure import Code, status_in_words
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.resources import assigned_gpus, executor_id, executor_jvm_pid

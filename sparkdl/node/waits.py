@@ -29,7 +29,7 @@ from typing import Literal
 
 from sparkdl.control.channel import Waited
 from sparkdl.core.errors import FeedClosedError
-from sparkdl.core.garbage import frames_of_threads
+from sparkdl.core.imports import frames_of_threads
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.node.link import wait_for_nodes
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow.fs as pafs
 
 from sparkdl.core.errors import ConfigError, WriteError
-from sparkdl.core.paths import absolute_url
+from sparkdl.core.files import absolute_url
 from sparkdl.driver.executors.sessions import active_session, default_fs
 from sparkdl.petastorm.reader import place, read_batches
 from sparkdl.storage.parquet.source import ParquetSource, list_files

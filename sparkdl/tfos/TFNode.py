@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.paths import absolute_url
+from sparkdl.core.files import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.node.legacy import NodeManager, RemovedCalls
 from sparkdl.tfos.marker import EndPartition

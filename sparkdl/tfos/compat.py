@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.core.scratch import scratch_folder
+from sparkdl.core.files import scratch_folder
 from sparkdl.ml.scoring.keras_objects import output_names
 
 if TYPE_CHECKING:

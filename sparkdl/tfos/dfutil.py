@@ -21,7 +21,7 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError, ReadError
-from sparkdl.core.paths import absolute_url
+from sparkdl.core.files import absolute_url
 from sparkdl.data.examples import arrow_schema, columns_of, encode, example_class
 from sparkdl.data.files import read_tfrecords, write_tfrecords
 from sparkdl.data.infer import Rules, infer_by

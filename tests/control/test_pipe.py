@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from sparkdl.control import channel as ch
-from sparkdl.control.counts import Given
 from sparkdl.control.messages import ChildReturned, EpochEnd
+from sparkdl.control.rows import Given
 from tests.doubles.feeds import SOON_S
 from tests.doubles.limits import no_descriptors_left
 

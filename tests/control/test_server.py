@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from sparkdl.control import messages as msg
 from sparkdl.control import server
 from sparkdl.control.auth import bearer
-from sparkdl.control.host_watch import HostWatch
+from sparkdl.control.lease import HostWatch
 from sparkdl.control.server import MAX_STRANGERS, CoordinatorServer, ServerAddress, Timeouts
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import plan_nodes

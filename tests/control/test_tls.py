@@ -18,9 +18,9 @@ import msgspec
 import pytest
 
 from sparkdl.control import tls as tls_module
-from sparkdl.control.cause import fetch_cause
+from sparkdl.control.auth import fetch_cause
 from sparkdl.control.client import CoordinatorClient
-from sparkdl.control.host_watch import HostWatch
+from sparkdl.control.lease import HostWatch
 from sparkdl.control.messages import NewRound, Offer
 from sparkdl.control.server import Timeouts
 from sparkdl.control.tls import Tls, Trust, choose_tls, new_tls

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession, functions
 
-from sparkdl.core.codes import Code
 from sparkdl.core.errors import LaunchError
+from sparkdl.core.failure import Code
 from sparkdl.feed.transfer.messages import FeederError
 
 STORY = 'worker:0 raised\n\tat line 1: "é" in [C:\\] 100%\n\nCaused by: 你好'

@@ -8,6 +8,8 @@ import traceback
 from itertools import permutations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from sparkdl.core import errors
 from sparkdl.core.errors import (
@@ -17,7 +19,7 @@ from sparkdl.core.errors import (
     SparkdlError,
     node_error,
 )
-from sparkdl.core.failure import Failure
+from sparkdl.core.failure import Code, Failure
 
 ALSO = {
     "ConfigError": ValueError,
@@ -138,3 +140,33 @@ def test_a_node_is_called_lost_only_if_that_came_first(
     failures: list[Failure], cls: type[NodeFailedError]
 ) -> None:
     assert type(node_error(failures)) is cls
+
+
+texts = st.text()
+
+
+@given(st.sampled_from(Code), st.lists(texts, max_size=3), texts, texts)
+@example(Code.RAISED, ["ConfigError", 'ends with "]'], "", '"]')
+@example(Code.RAISED, ["ConfigError", "C:\\"], "", "")
+@example(Code.RAISED, ["ConfigError", '\\"] \\\\'], "", "")
+@example(Code.RAISED, ["ConfigError", "lines\nand\ttabs \u2028"], "", "")
+def test_a_code_is_found_again_in_any_text_around_it(
+    code: Code, values: list[str], before: str, after: str
+) -> None:
+    text = f"{before}\n{code.mark(*values)}\n{after}"
+    assert code.values_in(text) == tuple(values)
+    assert [each for each in Code if each.is_in(RuntimeError(text))] == [code]
+
+
+@given(st.sampled_from(Code), texts)
+def test_a_text_without_a_code_has_none(code: Code, text: str) -> None:
+    assert not code.is_in(text)
+
+
+@pytest.mark.parametrize("text", ['[SPARKDL-RAISED "a"', '[SPARKDL-RAISED "a]', "SPARKDL-RAISED"])
+def test_half_a_code_is_none(text: str) -> None:
+    assert not Code.RAISED.is_in(text)
+
+
+def test_a_code_is_a_word_in_brackets() -> None:
+    assert f"{Code.FEED_LOST} worker:0" == "[SPARKDL-FEED-LOST] worker:0"

@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from sparkdl.control import messages as msg
 from sparkdl.control.auth import bearer
-from sparkdl.control.counts import FeedCount, Given
+from sparkdl.control.rows import FeedCount, Given
 from sparkdl.core import errors
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure, FailureKind

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from sparkdl.control.counts import EpochCount, FeedCount, Given
 from sparkdl.control.messages import ChildReturned, NodeActive
+from sparkdl.control.rows import EpochCount, FeedCount, Given
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes

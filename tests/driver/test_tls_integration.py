@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from sparkdl.control.cause import fetch_cause
+from sparkdl.control.auth import fetch_cause
 from sparkdl.control.descriptors import FdSender
 from sparkdl.control.tls import new_tls
 from sparkdl.core.errors import LaunchError

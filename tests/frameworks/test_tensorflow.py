@@ -114,7 +114,7 @@ def test_generated_code_lies_where_the_agent_deletes_it(
     from tensorflow.python.autograph.pyct import loader
 
     monkeypatch.setattr(loader, "tempfile", loader.tempfile)  # undone afterwards
-    monkeypatch.setattr("sparkdl.core.scratch._place", tmp_path)
+    monkeypatch.setattr("sparkdl.core.files._place", tmp_path)
     world = _world(1)
     TensorFlow().before_map_fun(world, world.members[0])
     module, path = loader.load_source("x = 7", delete_on_exit=False)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.channel import Consumed, Reported
-from sparkdl.control.counts import Given
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES, LogLines, NodeActive, encode
+from sparkdl.control.rows import Given
 from sparkdl.node import supervisor
 from sparkdl.node.observation import Activity, log_period_s
 from sparkdl.node.supervisor import ChildLog

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from sparkdl.control import channel
-from sparkdl.control.counts import Given
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.messages import AllGathered, Drain, EpochEnd, FeedBegin, Gather
+from sparkdl.control.rows import Given
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, UnfedError

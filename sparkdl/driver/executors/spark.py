@@ -23,9 +23,9 @@ from sparkdl.core.jobs import (
     named_jobs,
     tagged_jobs,
 )
-from sparkdl.core.listing import listed
 from sparkdl.core.options import Placement
 from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.texts import listed
 from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.executors.local import LocalExecutor
 from sparkdl.driver.executors.parquet_scan import scanned_files

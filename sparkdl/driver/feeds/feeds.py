@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from sparkdl.control.rows import CallShape
 from sparkdl.core.errors import ConfigError, FeedClosedError
-from sparkdl.core.paths import absolute_url
-from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.files import absolute_url
+from sparkdl.core.texts import did_you_mean
 from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor

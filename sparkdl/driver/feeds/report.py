@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES, ReadShare, encode
+from sparkdl.control.rows import FeedCount
 from sparkdl.core.errors import ConfigError, FeedTimeoutError
-from sparkdl.core.listing import listed
 from sparkdl.core.spec import ClusterSpec
-from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.texts import did_you_mean, listed
 from sparkdl.driver.feeds.coverage import Call
 from sparkdl.driver.feeds.state import (
     Action,

@@ -23,7 +23,6 @@ from typing import Any
 
 from sparkdl.control.lease import driver_patience_s
 from sparkdl.control.messages import FeedEnd, Spooled
-from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
     ConfigError,
@@ -32,6 +31,7 @@ from sparkdl.core.errors import (
     FeedTypeError,
     SparkdlError,
 )
+from sparkdl.core.failure import Code
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import Stepped
 from sparkdl.driver.executors.executor import Executor

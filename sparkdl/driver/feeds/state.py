@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, TypeVar
 
-from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import Granted, Spooled, ToAgent
+from sparkdl.control.rows import FeedCount
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call, CallHistory, EpochLeft, FeedRequest

@@ -18,7 +18,6 @@ from typing import Any
 
 from msgspec import structs
 
-from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import (
     Assign,
     EpochEnd,
@@ -30,7 +29,7 @@ from sparkdl.control.messages import (
     ReadShare,
     ToAgent,
 )
-from sparkdl.control.rows import num_rows
+from sparkdl.control.rows import FeedCount, num_rows
 from sparkdl.core.errors import (
     ConfigError,
     FeedClosedError,

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from sparkdl.control.messages import Begin, Detach, Drain, NewRound, Stop, StopChild, ToAgent
 from sparkdl.core.errors import ReservationTimeoutError
 from sparkdl.core.failure import Failure
-from sparkdl.core.listing import count, listed
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.state_machine import stay, transition
+from sparkdl.core.texts import count, listed
 from sparkdl.core.world import CheckpointRef
 from sparkdl.driver.lifecycle.policy import Fail, Retry, decide
 from sparkdl.driver.lifecycle.state import (

@@ -22,8 +22,8 @@ from sparkdl.core.errors import (
     SparkdlError,
 )
 from sparkdl.core.jobs import context_of
-from sparkdl.core.listing import count
 from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.texts import count
 from sparkdl.driver.slots.lost_hosts import draining_executors, executors_left, executors_of
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ import pyarrow as pa
 from msgspec import structs
 
 from sparkdl.control.channel import Segment
-from sparkdl.control.counts import Given
 from sparkdl.control.messages import EpochEnd
+from sparkdl.control.rows import Given
 from sparkdl.feed.reader.consumed import ConsumedRows, Part
 from sparkdl.feed.store.segment import read_segment
 

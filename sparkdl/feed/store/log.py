@@ -14,8 +14,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from sparkdl.control.counts import EpochCount
-from sparkdl.control.rows import EpochRows
+from sparkdl.control.rows import EpochCount, EpochRows
 from sparkdl.core.row_ranges import Range, Span, merge_ranges, spans_within
 from sparkdl.feed.store.held import AppendRequest, Budget, HeldSegments, Use
 from sparkdl.feed.store.segment import StoredSegment

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from sparkdl.core.codes import Code
 from sparkdl.core.errors import InferenceError
+from sparkdl.core.failure import Code
 
 
 @dataclass

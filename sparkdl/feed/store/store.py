@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkdl.control.messages import Lot
-from sparkdl.core.codes import Code
 from sparkdl.core.errors import FeedClosedError
+from sparkdl.core.failure import Code
 from sparkdl.feed.store.held import Budget
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment

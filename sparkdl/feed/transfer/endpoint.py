@@ -15,9 +15,8 @@ from msgspec import structs
 
 from sparkdl.control import channel
 from sparkdl.control import messages as msg
-from sparkdl.control.counts import FeedCount
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
-from sparkdl.control.rows import EpochRows
+from sparkdl.control.rows import EpochRows, FeedCount
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError

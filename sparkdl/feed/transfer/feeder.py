@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from sparkdl.control.cause import fetch_cause
+from sparkdl.control.auth import fetch_cause
 from sparkdl.control.descriptors import FdSender
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError

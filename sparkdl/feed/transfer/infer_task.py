@@ -26,9 +26,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from sparkdl.control.cause import fetch_cause
-from sparkdl.core.codes import Code
+from sparkdl.control.auth import fetch_cause
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.failure import Code
 from sparkdl.feed.store.session import Session
 from sparkdl.feed.transfer.messages import (
     SHUT_DOWN,

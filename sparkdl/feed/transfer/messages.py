@@ -23,8 +23,8 @@ import pyarrow.flight as flight
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.tls import Trust
-from sparkdl.core.codes import Code
 from sparkdl.core.errors import ConfigError, SparkdlError
+from sparkdl.core.failure import Code
 from sparkdl.core.row_ranges import Range
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]

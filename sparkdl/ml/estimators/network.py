@@ -15,7 +15,7 @@ from pyspark.ml.base import Estimator
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.errors import ConfigError, ResultError
-from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.texts import did_you_mean
 from sparkdl.core.tracking import tracked
 from sparkdl.ml.estimators.columns import Callbacks, Columns, EarlyStopping, Task
 from sparkdl.ml.estimators.estimator import launch_options

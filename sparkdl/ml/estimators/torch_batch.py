@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.texts import did_you_mean
 
 if TYPE_CHECKING:
     import torch

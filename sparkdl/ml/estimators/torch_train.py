@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
-from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.texts import did_you_mean
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
 from sparkdl.lightning import TRAINERS, Adopted, Checkpoint, Environment, FeedDataModule
 from sparkdl.ml.estimators.columns import (

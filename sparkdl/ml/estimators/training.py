@@ -18,7 +18,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.types import BooleanType, NumericType, StructField, StructType
 
-from sparkdl.core.codes import Code
 from sparkdl.core.errors import (
     ConfigError,
     FeedTypeError,
@@ -26,10 +25,11 @@ from sparkdl.core.errors import (
     ResultError,
     ShutdownTimeoutError,
 )
+from sparkdl.core.failure import Code
+from sparkdl.core.files import absolute_url
 from sparkdl.core.jobs import named_jobs
-from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
-from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.texts import did_you_mean
 from sparkdl.driver.executors.scored import addressed, check_distinct, tells_cases
 from sparkdl.driver.executors.sessions import default_fs
 from sparkdl.driver.feeds.report import FeedReport

@@ -36,7 +36,7 @@ import pyarrow.flight as flight
 from sparkdl.control.descriptors import nameless_file
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
-from sparkdl.core.paths import python_path
+from sparkdl.core.files import python_path
 from sparkdl.core.settings import EXECUTORS_GPUS
 from sparkdl.ml.scoring.columns import OutputColumn, type_decoded, type_encoded
 from sparkdl.ml.scoring.predictor import RowsFailedError

@@ -17,8 +17,8 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkdlError, in_words
+from sparkdl.core.files import python_path
 from sparkdl.core.imports import quick_imports
-from sparkdl.core.paths import python_path
 from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.source import TORCH, ModelSource, Signature
 

@@ -15,7 +15,7 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.texts import did_you_mean
 from sparkdl.driver.executors.scored import check_distinct
 from sparkdl.ml.scoring.source import ANY, NUMBER, Signature, Tensor, only_one
 from sparkdl.values.columns import convert

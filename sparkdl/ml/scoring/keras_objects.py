@@ -18,8 +18,8 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, in_words
+from sparkdl.core.files import scratch_folder
 from sparkdl.core.imports import advice_on_missing
-from sparkdl.core.scratch import scratch_folder
 
 Objects = Mapping[str, Any]
 """Classes and functions by the names that configurations of Keras call them by."""

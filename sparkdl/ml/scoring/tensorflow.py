@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.scratch import scratch_folder
+from sparkdl.core.files import scratch_folder
 from sparkdl.ml.scoring.keras_objects import layer_names, output_names, trained
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share

@@ -29,8 +29,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from sparkdl.control.rows import DataFile, FileRange, Share
-from sparkdl.core.codes import Code
 from sparkdl.core.errors import ReadError
+from sparkdl.core.failure import Code
 from sparkdl.core.row_ranges import Range, merge_ranges, overlap
 from sparkdl.storage.parquet.source import convert, has_text
 from sparkdl.storage.systems import READ_NBYTES, open_file, open_storage

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.counts import EpochCount, FeedCount, Given
+from sparkdl.control.rows import EpochCount, FeedCount, Given
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sparkdl.control.counts import EpochCount, FeedCount, Given
 from sparkdl.control.messages import (
     Assign,
     EpochEnd,
@@ -26,7 +25,7 @@ from sparkdl.control.messages import (
     Lot,
     Spooled,
 )
-from sparkdl.control.rows import EpochRows, merge_epochs
+from sparkdl.control.rows import EpochCount, EpochRows, FeedCount, Given, merge_epochs
 from sparkdl.core.errors import (
     FeedClosedError,
     FeedTimeoutError,

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import FeedBegin, FeedCut, ReadShare
-from sparkdl.control.rows import Share
+from sparkdl.control.rows import FeedCount, Share
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.storage.parquet.source import list_files
 from tests.doubles.feeds import FEED, LevelDriver, LocalNode, values

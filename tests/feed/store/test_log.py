@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.counts import EpochCount
-from sparkdl.control.rows import EpochRows
+from sparkdl.control.rows import EpochCount, EpochRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.store.held import Appended, AppendRequest, Budget
 from sparkdl.feed.store.log import Log, Provenance

@@ -6,8 +6,7 @@ import pytest
 
 from sparkdl.control import messages as msg
 from sparkdl.control.channel import EndMark, Reclaim
-from sparkdl.control.counts import FeedCount
-from sparkdl.control.rows import PartRows
+from sparkdl.control.rows import FeedCount, PartRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item

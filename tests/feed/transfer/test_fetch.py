@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from sparkdl.control.channel import EndMark, Reclaim
-from sparkdl.control.counts import FeedCount
 from sparkdl.control.messages import Assign, EpochEnd, FeedBegin, FeedCut, FeedEnd, Grant
+from sparkdl.control.rows import FeedCount
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.store.held import Appended, AppendRequest
 from sparkdl.feed.store.segment import segment_nbytes

@@ -11,9 +11,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, LaunchError
+from sparkdl.core.failure import Code
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.datasets.tfos import DataFeed
 from sparkdl.driver.controller import Controller

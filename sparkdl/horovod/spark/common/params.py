@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.ml.param import TypeConverters
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.texts import did_you_mean
 from sparkdl.ml.params import HasParams, Row
 
 _int, _text, _bool = TypeConverters.toInt, TypeConverters.toString, TypeConverters.toBoolean

@@ -1,15 +1,20 @@
-"""Links to the documentation lead to its pages, in the repository and on a site."""
+"""Parts of messages: short lists, links that lead to pages, near names of misspelt ones."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sparkdl.core.errors import FeedTypeError
-from sparkdl.core.links import docs_page
+from sparkdl.core.texts import did_you_mean, docs_page, listed
+from sparkdl.driver.handle import Cluster
+from sparkdl.node.context import NodeContext
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {path: path.read_text("utf-8") for path in (ROOT / "sparkdl").rglob("*.py")}
@@ -49,3 +54,42 @@ def test_texts_at_run_time_link_by_docs_page() -> None:
             if re.search(r"\bdocs/[\w-]+\.md", each.value) and id(each) not in statements
         ]
     assert not found, "docstrings may name the path, texts for users need a link"
+
+
+def test_a_few_are_all_listed_and_of_many_the_first_and_a_count() -> None:
+    assert listed([]) == ""
+    assert listed([str(n) for n in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    assert listed([f"worker:{n}" for n in range(1000)], "; ") == (
+        "worker:0; worker:1; worker:2; worker:3; worker:4 and 995 more"
+    )
+
+
+KNOWN = ["batch_size", "epochs", "label_col", "features_col"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("batchSize", "batch_size"), ("epoch", "epochs"), ("lable_col", "label_col")],
+)
+def test_misspelt_name_finds_the_one_that_was_meant(name: str, meant: str) -> None:
+    assert did_you_mean(name, KNOWN) == f"; did you mean {meant!r}?"
+
+
+@pytest.mark.parametrize("name", ["gone", "x", ""])
+def test_name_that_is_near_none_finds_nothing(name: str) -> None:
+    assert did_you_mean(name, KNOWN) == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "meant"),
+    [
+        (Cluster.feed, "epoch", "epochs"),
+        (Cluster.feed_async, "feeds", "feed"),
+        (NodeContext.batches, "shuffles", "shuffle"),
+    ],
+)
+def test_misspelt_option_of_a_feed_and_of_its_reader_is_named(
+    method: Callable[..., Any], option: str, meant: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"{option!r}; did you mean {meant!r}\?"):
+        method(SimpleNamespace(ending=None), None, **{option: 1})

@@ -1,12 +1,16 @@
-"""Folders for files that are of use for a moment only."""
+"""Folders for a moment, and where a path without a scheme is, as Hadoop's users expect it."""
 
 from __future__ import annotations
 
+import getpass
+import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 _place: Path | None = None
 
@@ -33,3 +37,22 @@ def make_scratch_in(folder: Path) -> None:
 def scratch_of_child() -> Path | None:
     """Return the folder in which `scratch_folder` makes its own; `None` outside of a child."""
     return _place
+
+
+def absolute_url(path: str, default_fs: str, working_dir: str) -> str:
+    """Return `path` as a URL on the default file system, relative to the user's home there.
+
+    A path with a scheme is returned as it is.
+    """
+    if urlsplit(path).scheme:
+        return path
+    if path.startswith("/"):
+        return default_fs + path
+    if default_fs.startswith("file:"):
+        return f"{default_fs}{working_dir}/{path}"
+    return f"{default_fs}/user/{getpass.getuser()}/{path}"
+
+
+def python_path() -> str:
+    """Return the `PYTHONPATH` with which another process finds the same modules as this one."""
+    return os.pathsep.join(filter(None, sys.path))

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from sparkdl.core.garbage import uncollected
+from sparkdl.core.imports import uncollected
 from tests.doubles.programs import output_of
 
 LOOKS = """
 import gc, threading
-from sparkdl.core.garbage import frames_of_threads
+from sparkdl.core.imports import frames_of_threads
 
 class Cycle:
     def __init__(self):

@@ -1,7 +1,8 @@
-"""Folders for a moment are gone after it, even those of a process that was killed."""
+"""Folders for a moment are gone after it, even of a killed process; where a path is."""
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import signal
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkdl.core import scratch
+from sparkdl.core import files
+from sparkdl.core.files import absolute_url, make_scratch_in, scratch_folder
 from sparkdl.core.options import Feeding
-from sparkdl.core.scratch import make_scratch_in, scratch_folder
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, launch
 
@@ -27,7 +28,7 @@ def test_folder_is_there_for_a_moment() -> None:
 def test_what_another_process_has_left_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scratch, "_place", None)
+    monkeypatch.setattr(files, "_place", None)
     place = tmp_path / "scratch"
     for _ in range(2):
         make_scratch_in(place)
@@ -40,11 +41,11 @@ def test_what_another_process_has_left_is_deleted(
 def test_folder_in_which_another_process_still_writes_is_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scratch, "_place", None)
+    monkeypatch.setattr(files, "_place", None)
     monkeypatch.setattr(shutil, "rmtree", lambda folder, ignore_errors: None)  # in vain, as then
     (tmp_path / "left").mkdir()
     make_scratch_in(tmp_path)
-    assert scratch._place == tmp_path
+    assert files._place == tmp_path
 
 
 def write_and_die(args: None, ctx: NodeContext) -> tuple[str, list[str]]:
@@ -63,3 +64,17 @@ def test_killed_process_leaves_nothing() -> None:
         folder, file = there
         assert file == f"{folder}/weights"
         assert Path(place).is_dir()  # whether it goes with the node is looked at after each test
+
+
+@pytest.mark.parametrize(
+    ("path", "default_fs", "expected"),
+    [
+        ("s3://b/x", "hdfs://nn:8020", "s3://b/x"),
+        ("/x/*.parquet", "hdfs://nn:8020", "hdfs://nn:8020/x/*.parquet"),
+        ("x", "hdfs://nn:8020", f"hdfs://nn:8020/user/{getpass.getuser()}/x"),
+        ("/x", "file://", "file:///x"),
+        ("x/k=?", "file://", "file:///home/me/x/k=?"),
+    ],
+)
+def test_path_is_where_hadoop_would_look(path: str, default_fs: str, expected: str) -> None:
+    assert absolute_url(path, default_fs, "/home/me") == expected
