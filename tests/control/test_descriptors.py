@@ -93,16 +93,6 @@ def test_descriptor_for_which_there_is_no_room_is_known_to_be_lost() -> None:
         os.close(server.wait_fd(send(handoff), soon()))  # the connection is still there
 
 
-def test_second_descriptor_under_a_key_replaces_the_first() -> None:
-    with serving() as server, connected(server) as handoff:
-        first = send(handoff)
-        handoff._number -= 1
-        assert send(handoff) == first
-        os.close(server.wait_fd(send(handoff), soon()))  # by then both have come
-        os.close(server.wait_fd(first, soon()))
-        assert segments() == 0
-
-
 def test_wrong_token_hands_over_nothing() -> None:
     with serving() as server:
         assert FdSender.connect(server.name, "another token") is None
@@ -148,10 +138,3 @@ def test_closed_server_ends_waits_and_connections() -> None:
 def test_node_on_another_machine_is_not_there() -> None:
     assert FdSender.connect("sparkdl-of-another-machine", TOKEN) is None
     assert FdSender.connect("", TOKEN) is None
-
-
-def test_message_without_a_descriptor_ends_the_connection() -> None:
-    with serving() as server, connected(server) as handoff:
-        handoff._sock.send(b"a key and nothing else")
-        handoff._sock.settimeout(SOON_S)
-        assert handoff._sock.recv(1) == b""

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from sparkdl.control import messages as msg
 from sparkdl.core.errors import ProtocolError
-from sparkdl.core.spec import plan_nodes
-from sparkdl.core.world import Address, build_world
 from tests.control.strategies import messages
 
 Decode = Callable[[bytes | str], Any]
@@ -66,12 +64,3 @@ def test_an_agent_cannot_command(message: msg.ToAgent) -> None:
 def test_almost_messages_are_protocol_errors(decode: Decode, data: bytes) -> None:
     with pytest.raises(ProtocolError, match="is no message"):
         decode(data)
-
-
-def test_a_world_of_thousands_of_nodes_fits_into_a_message() -> None:
-    nodes = plan_nodes(5000)
-    where = Address(
-        "ip-10-123-123-123.eu-central-1.compute.internal", 65535, "grpc+tcp://1.2.3.4:5"
-    )
-    world = build_world(0, dict.fromkeys(nodes, where))
-    assert len(msg.encode(msg.Begin(world))) < msg.MAX_MESSAGE_NBYTES

@@ -84,16 +84,6 @@ def segment(number: int, feed: str = "input") -> ch.Segment:
     return ch.Segment(feed, number, 0, 1, 1)
 
 
-def received(child_end: socket.socket, count: int) -> list[tuple[ch.Local, int]]:
-    found: list[tuple[ch.Local, int]] = []
-    unframer = ch.Unframer()
-    while len(found) < count:
-        messages = ch.receive(child_end, unframer)
-        assert messages is not None, "the pipe has ended"
-        found += messages
-    return found
-
-
 def test_more_than_the_socket_holds_is_queued_and_arrives_whole_and_in_order() -> None:
     with opened() as agent:
         large = EpochEnd("x" * 3_000_000, 0, {})
@@ -130,23 +120,6 @@ def test_closed_pipe_closes_what_is_queued_and_what_comes_later() -> None:
         assert not is_open(later)
 
 
-def test_what_the_child_says_is_heard_in_order_and_whole() -> None:
-    with opened() as agent:
-        fd = memory(b"result")
-        ch.send(agent.child_end, ch.Imported())
-        ch.send(agent.child_end, ch.Results("0.a", 1), fd)
-        ch.send(agent.child_end, ch.Consumed("input", Given(1)))
-        agent.turn()
-        assert agent.messages == [
-            ch.Imported(),
-            ch.Results("0.a", 1),
-            ch.Consumed("input", Given(1)),
-        ]
-        assert is_open(fd)  # the sender keeps its own
-        os.close(fd)
-        assert content(agent.heard[1][1]) == b"result"
-
-
 def test_last_words_are_heard_when_the_pipe_is_closed() -> None:
     with opened() as agent:
         ch.send(agent.child_end, ch.Consumed("input", Given(1)))
@@ -166,17 +139,6 @@ def test_last_words_are_heard_though_rows_for_the_child_can_no_longer_be_sent() 
             agent.pipe.send(segment(number), fd)
         assert not any(is_open(fd) for fd in fds)
         agent.turn()
-        assert agent.messages == [ChildReturned(0, b"result")]
-
-
-def test_rows_that_wait_when_the_child_ends_are_dropped_and_its_last_words_heard() -> None:
-    with opened() as agent:
-        agent.pipe.send(EpochEnd("x" * 3_000_000, 0, {}))
-        fd = memory()
-        agent.pipe.send(segment(0), fd)
-        ch.send(agent.child_end, ChildReturned(0, b"result"))
-        agent.child_end.close()
-        agent.turn_until(lambda: not is_open(fd) and bool(agent.heard))
         assert agent.messages == [ChildReturned(0, b"result")]
 
 

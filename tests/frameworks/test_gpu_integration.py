@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import sparkdl.lightning
 from sparkdl.core.options import Feeding
-from sparkdl.driver.options import Observe
 from sparkdl.node.gpus import list_gpus, open_nvml
-from tests.doubles.lazy import needs
 from tests.doubles.nodes import launch
-from tests.doubles.until import until
 
 if TYPE_CHECKING:
     from sparkdl import NodeContext
@@ -257,114 +252,3 @@ def test_jax_trains_on_the_gpu_with_rows_of_the_feed() -> None:
     assert (found["names"], found["devices"], found["gpus"]) == (["gpu"], {"gpu"}, 1)
     assert len(found["losses"]) == EPOCHS * ROWS // BATCH
     assert found["losses"][-1] < 0.5 * found["losses"][0]
-
-
-# libraries upon PyTorch
-
-
-def by_lightning(args: None, ctx: NodeContext) -> dict[str, Any]:
-    import lightning.pytorch as pl
-
-    from tests.ml.torch_fits import line
-
-    model = line()
-    trainer = pl.Trainer(
-        accelerator="gpu",
-        devices=1,
-        num_nodes=ctx.num_workers,
-        strategy="ddp",
-        plugins=[sparkdl.lightning.Environment()],
-        callbacks=[sparkdl.lightning.Checkpoint(every_steps=5)],
-        max_epochs=EPOCHS,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    before = [p.detach().clone() for p in model.parameters()]
-    trainer.fit(model, sparkdl.lightning.FeedDataModule(BATCH, x="x", y="y"))
-    moved = [bool((b.to(p) != p).any()) for b, p in zip(before, model.parameters(), strict=True)]
-    device = str(trainer.strategy.root_device)
-    return {"device": device, "steps": trainer.global_step, "moved": all(moved)}
-
-
-def by_transformers(folder: str, ctx: NodeContext) -> dict[str, Any]:
-    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
-
-    from sparkdl.transformers import Checkpoint
-
-    sizes: Any = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
-    model = BertForSequenceClassification(BertConfig(vocab_size=9, num_hidden_layers=1, **sizes))
-    checkpoint: Any = Checkpoint()
-    arguments = TrainingArguments(
-        output_dir=folder,
-        max_steps=EPOCHS * ROWS // BATCH,
-        per_device_train_batch_size=BATCH,
-        save_steps=5,
-        report_to=[],
-        disable_tqdm=True,
-    )
-    before = model.classifier.weight.detach().clone()
-    data = ctx.torch_dataset(BATCH, columns=["input_ids", "label"])
-    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[checkpoint])
-    result = trainer.train(resume_from_checkpoint=checkpoint.path)
-    moved = bool((before.to(model.device) != model.classifier.weight).any())
-    return {"device": str(model.device), "steps": result.global_step, "moved": moved}
-
-
-@pytest.mark.torch
-@pytest.mark.usefixtures("_has_cuda")
-@pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(by_lightning, marks=needs("lightning")),
-        pytest.param(by_transformers, marks=needs("transformers", "accelerate")),
-    ],
-)
-def test_trainers_of_other_libraries_find_the_gpu(
-    program: Callable[[Any, Any], Any], tmp_path: Path
-) -> None:
-    tokens = [[i % 8 + 1] * 4 for i in range(ROWS)]
-    rows = table().append_column("input_ids", [tokens])
-    rows = rows.append_column("label", [np.arange(ROWS) % 2])
-    options = {"checkpoint_dir": str(tmp_path / "checkpoints"), "framework": "torch", **ALONE}
-    with launch(program, str(tmp_path / "trainer"), **options) as cluster:
-        cluster.feed(rows, epochs=EPOCHS, timeout_s=_SOON_S)
-        (found,) = cluster.results(_SOON_S)
-    assert found == {"device": "cuda:0", "steps": EPOCHS * ROWS // BATCH, "moved": True}
-
-
-# what is reported of it
-
-
-def compute(over: Path, ctx: NodeContext) -> None:
-    """Keep the GPU busy until a file says that this was seen."""
-    import torch
-
-    square = torch.randn(2048, 2048, device="cuda")
-
-    def is_over() -> bool:
-        for _ in range(20):
-            (square @ square).sum().item()
-        return over.exists()
-
-    until(is_over, _SOON_S)
-
-
-@pytest.mark.torch
-@pytest.mark.usefixtures("_has_cuda")
-def test_load_of_a_node_tells_how_busy_its_gpu_is(tmp_path: Path) -> None:
-    over = tmp_path / "over"
-    observe = Observe(record=str(tmp_path / "runs"))
-    with launch(compute, over, observe=observe, **ALONE, **UNFED) as cluster:
-
-        def loads() -> list[Any]:
-            return list(cluster._controller.view.load.values())
-
-        is_seen = until(lambda: any(load.gpu > 0.2 for load in loads()), _SOON_S / 2)
-        told = loads()
-        over.touch()
-        cluster.results(_SOON_S)
-    assert is_seen, told
-    assert 1 >= told[0].gpu > 0.2
-    assert told[0].gpu_nbytes > 4 * 2048**2

@@ -93,19 +93,6 @@ def test_fit_on_several_nodes_without_a_strategy_is_an_error(how: str) -> None:
         cluster.results(60)
 
 
-@pytest.mark.deep
-@pytest.mark.tensorflow
-@pytest.mark.parametrize(
-    ("how", "roles"), [("alone", Roles(independent_models=True)), ("together", Roles())]
-)
-def test_fit_of_independent_models_or_within_the_scope_is_no_mistake(
-    how: str, roles: Roles
-) -> None:
-    with launch(fit, how, framework="tensorflow", roles=roles) as cluster:
-        cluster.feed(ROWS)
-        assert cluster.results(120) == [1, 1]
-
-
 def test_code_of_another_framework_is_told_which_to_launch_with() -> None:
     error = ValueError("environment variable RANK expected, but not set")
     assert "framework='torch'" in advice_about(error, "tensorflow")

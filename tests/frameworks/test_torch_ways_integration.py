@@ -1,6 +1,6 @@
 """Ways of torch.distributed to share a model out, on two nodes, beside one process alone.
 
-FSDP is in `test_torch_checkpoint_integration.py`.
+FSDP is in `test_torch_checkpoint_integration.py`, tensor parallel in the examples, DDP everywhere.
 """
 
 from __future__ import annotations
@@ -54,26 +54,6 @@ def _train(model: Any, rank: int | None = None, optimizer: Any = None) -> list[A
         optimizer.step()
     whole = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
     return [p.detach().numpy() for p in whole]
-
-
-def by_ddp(rank: int) -> list[Any]:
-    from torch.nn.parallel import DistributedDataParallel
-
-    return _train(DistributedDataParallel(_net()), rank)
-
-
-def by_tensor_parallel(rank: int) -> list[Any]:
-    """Cut the first layer by columns and the second by rows; all ranks see all rows."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
-    mesh = init_device_mesh("cpu", (1, SIZE), mesh_dim_names=("data", "model"))
-    cut = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-    return _train(parallelize_module(_net(), mesh["model"], cut))
 
 
 def by_pipeline(rank: int) -> list[Any]:
@@ -144,7 +124,7 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = ctx.rank
-    ways = (by_ddp, by_tensor_parallel, by_pipeline, by_rpc)
+    ways = (by_pipeline, by_rpc)
     found: dict[str, Any] = {way.__name__: way(rank) for way in ways}
     return {
         **found,
@@ -163,9 +143,6 @@ def test_each_way_trains_as_one_process_does() -> None:
     expected = first["alone"]
     cores = len(os.sched_getaffinity(0))
     assert first["threads"] == int(os.environ.get("OMP_NUM_THREADS", max(1, cores // SIZE)))
-    for way in ("by_ddp", "by_tensor_parallel"):
-        _same(first[way], expected)
-        _same(second[way], expected)
     _same(first["by_pipeline"] + second["by_pipeline"], expected)
     _same(first["by_rpc"], expected)
 

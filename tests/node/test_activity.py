@@ -34,12 +34,6 @@ def write(log: ChildLog, data: bytes) -> None:
     os.close(fd)
 
 
-def test_what_is_not_there_yet_has_no_lines(log: ChildLog) -> None:
-    assert log.tail(10) == ()
-    assert log.new_lines() == ()
-    assert log.new_lines(is_last=True) == ()
-
-
 def test_the_agents_own_lines_stand_among_the_childs(log: ChildLog) -> None:
     log.add("no GPU")
     write(log, b"one\n")
@@ -125,11 +119,6 @@ def test_the_tail_is_the_last_lines(log: ChildLog, wanted: int, lines: tuple[str
     write(log, b"a\nb\nc\nd\n")
     assert log.tail(wanted) == lines
     assert log.tail(wanted) == lines
-
-
-def test_the_tail_of_a_huge_log_is_read_from_its_end(log: ChildLog) -> None:
-    write(log, b"early\n" + b"x" * 1000 + b"\n" * 400_000 + b"late\n")
-    assert log.tail(10) == ("late",)
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -190,25 +189,6 @@ def test_detached_agent_dies_with_its_executor_and_not_with_its_input(node: NewN
         executor.kill()
         assert all_gone([pair.child])
         assert one.agent.wait(SOON_S) == 0
-
-
-def test_agent_of_a_task_dies_with_its_input_until_it_is_detached(node: NewNode) -> None:
-    one = node(ignore_term).start(os.getpid())
-    one.in_map_fun()
-    roster = one.controller.look(lambda view: view.state).roster  # type: ignore[union-attr]
-    assert roster.agents[0].holds_slot
-    assert one.agent
-    assert one.agent.stdin
-    one.agent.stdin.close()
-    assert one.agent.wait(SOON_S) == 0
-
-
-def test_detached_agent_of_an_executor_that_has_gone_already_ends(node: NewNode) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as executor:
-        executor.wait()
-    one = node(hang, DETACHED).start(executor.pid)
-    assert one.agent
-    assert one.agent.wait(SOON_S) == 0
 
 
 def test_agent_without_a_coordinator_says_so(node: NewNode) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints beside whatever else is read: each covers the batches that the model has used.
 
-The rows are {Keras' fit, own loop of TensorFlow, of PyTorch, of JAX, Lightning, transformers}; each
+The rows are {Keras' fit, own loop of TensorFlow, of PyTorch, Lightning, transformers}; each
 pair of {one feed, a validation}, {no workers, workers}, {within an epoch, at its end} and {counted
 by the caller, not counted} that is allowed comes up. The estimators' own tests save beside a
 validation; `test_trainer_is_fed…` and the like kill nodes.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -446,22 +445,6 @@ def test_transformers_save_beside_a_validation(torch: Lab, workers: int, tmp_pat
     how = {"folder": str(tmp_path), "workers": workers, "every": 3}
     found = made(torch, transformers, f"trainer-{workers}", True, **how)
     assert found == expected([3, 6, 9, 10], True, is_saved_first=True)
-
-
-# JAX
-
-
-def jax_loop(args: dict[str, Any], ctx: NodeContext) -> Used:
-    batches = partial(ctx.jax_batches, BATCH, "x", "y")
-    names = [name for name in (args["train"], validation_of(args)) if name]
-    return loop(Numbered(ctx), args, *(batches(feed=name) for name in names))
-
-
-@pytest.mark.jax
-@pytest.mark.deep
-def test_own_loop_of_jax_saves_beside_a_validation(tmp_path: Path) -> None:
-    with lab(tmp_path, "jax", NODES, checkpoint_dir=str(tmp_path / "saved")) as nodes:
-        assert made(nodes, jax_loop, "loop", validates=True) == of_loop(True)
 
 
 # Any framework, an evaluator beside it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -104,22 +103,6 @@ def test_trainers_are_counted_without_ps_and_evaluator(port: socket.socket) -> N
 def test_first_worker_leads_where_there_is_no_chief(port: socket.socket) -> None:
     world = world_of((PS, 0, "a"), (WORKER, 0, "a"), (WORKER, 1, "a"))
     assert [context(port, world, node_id).is_chief for node_id in range(3)] == [False, True, False]
-
-
-@pytest.mark.parametrize(
-    ("default_fs", "path", "expected"),
-    [
-        ("file://", "/data/x", "file:///data/x"),
-        ("file://", "x/y", "file:///home/me/x/y"),
-        ("hdfs://nn:8020", "/data/x", "hdfs://nn:8020/data/x"),
-        ("hdfs://nn:8020", "x/y", f"hdfs://nn:8020/user/{getpass.getuser()}/x/y"),
-        ("viewfs://c", "x", f"viewfs://c/user/{getpass.getuser()}/x"),
-    ],
-)
-def test_path_without_a_scheme_is_on_the_default_file_system(
-    port: socket.socket, default_fs: str, path: str, expected: str
-) -> None:
-    assert context(port, default_fs=default_fs).absolute_path(path) == expected
 
 
 def test_port_is_held_until_it_is_released_and_a_second_release_only_says_so(

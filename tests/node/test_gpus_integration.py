@@ -8,8 +8,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -17,24 +15,15 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import NodeLostError, SparkConfigError
+from sparkdl.core.errors import SparkConfigError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.node.context import NodeContext
 from sparkdl.node.gpus import is_claimed, list_gpus, open_nvml
-from tests.doubles.map_funs import hang
-from tests.doubles.nodes import SOON_S, all_gone, launch, processes
+from tests.doubles.nodes import SOON_S, launch
 from tests.doubles.nvml import new_uuid, write_pynvml
 from tests.doubles.until import until
 
 H100 = "NVIDIA H100 80GB HBM3"
-COMPUTES = """\
-import ctypes, sys
-cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-assert not cuda.cuInit(0)
-assert not cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
-print("computes", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -112,23 +101,6 @@ def test_clusters_at_once_share_a_hosts_gpus_but_no_gpu(host: Any, tmp_path: Pat
     assert not any(map(is_claimed, uuids))
 
 
-def test_gpus_of_a_killed_agent_are_free_again(
-    host: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (gpu,) = host(1)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
-    with (
-        pytest.raises(NodeLostError),
-        launch(hang, nodes=1, num_gpus=1, feeding=Feeding(fed=False)) as cluster,
-    ):
-        them = processes()["worker:0"]
-        assert is_claimed(gpu)
-        them.agent.kill()
-        assert all_gone([them.agent, them.child])
-        assert until(lambda: not is_claimed(gpu)), "its last thread closes what it had"
-        cluster.wait(SOON_S)
-
-
 # a real one
 
 
@@ -178,30 +150,3 @@ def test_cuda_finds_the_gpu_that_a_node_was_given_and_no_other(
             launch(find, folder, nodes=1, num_gpus=len(there))
         folder.with_suffix(".over").touch()
         cluster.results(6 * SOON_S)
-
-
-@pytest.mark.gpu
-def test_gpu_on_which_a_stranger_computes_is_not_given_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    with open_nvml() as nvml:
-        first = list_gpus(nvml)[0].uuid
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", first)
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", COMPUTES], **pipes) as stranger:
-        assert stranger.stdout is not None
-        assert stranger.stdout.readline() == "computes\n"
-        with open_nvml() as nvml:
-            is_told = bool(list_gpus(nvml)[0].pids)
-        if is_told:
-            with pytest.raises(SparkConfigError, match=r"1 found .*, 0 free"):
-                launch(find, tmp_path, nodes=1, num_gpus=1)
-        stranger.kill()
-    if not is_told:
-        pytest.skip("this driver does not tell which processes compute: a container?")
-    folder = folder_in(tmp_path, "told")
-    folder.with_suffix(".over").touch()
-    with launch(find, folder, nodes=1, num_gpus=1, feeding=Feeding(fed=False)) as cluster:
-        cluster.results(6 * SOON_S)
-    assert told(folder)["worker-0"][0] == 1

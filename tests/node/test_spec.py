@@ -11,10 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from sparkdl.core.errors import ProtocolError
 from sparkdl.core.options import Feeding, Recovery, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -99,34 +96,6 @@ def test_an_agent_that_ends_at_once_is_waited_for(echo: Path) -> None:
     with suppress(BrokenPipeError):
         process.stdin.close()
     process.stdout.close()
-
-
-def stream_of(payload: bytes) -> bytes:
-    """The bytes that `start_agent` writes."""
-
-    class Pipe(io.BytesIO):
-        stdin: Pipe
-
-    pipe = Pipe()
-    pipe.stdin = pipe
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", lambda *arguments, **options: pipe)
-        start_agent(AGENT, payload, [], subprocess.DEVNULL)
-    return pipe.getvalue()
-
-
-@given(st.binary(max_size=50), st.data())
-def test_a_spec_that_is_cut_off_is_a_protocol_error(payload: bytes, data: st.DataObject) -> None:
-    stream = stream_of(payload)
-    cut = data.draw(st.integers(0, len(stream) - 1))
-    with pytest.raises(ProtocolError, match="without an AgentSpec"):
-        read_spec(io.BytesIO(stream[:cut]))
-
-
-def test_no_byte_behind_the_spec_is_read() -> None:
-    stream = io.BytesIO(stream_of(b"payload") + b"behind")
-    assert read_spec(stream) == (AGENT, b"payload")
-    assert stream.read() == b"behind"
 
 
 def test_a_private_file_is_only_its_users_and_never_replaces_another(tmp_path: Path) -> None:
