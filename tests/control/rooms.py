@@ -40,14 +40,11 @@ def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
 
 
 def hello(agent_id: str = "a", node_id: int = 0) -> Hello:
-    """What an agent says first."""
     return Hello(node_id, "", agent_id, "h", 42, f"grpc://{agent_id}", "3.11", "process")
 
 
 @dataclass
 class Heard:
-    """A listener that remembers, in order."""
-
     queue: asyncio.Queue[tuple[Any, ...]] = field(default_factory=asyncio.Queue)
     failure: str | None = ""
 
@@ -70,14 +67,11 @@ class Heard:
         self.queue.put_nowait(("left", agent_id, reason))
 
     async def next(self) -> tuple[Any, ...]:
-        """Wait for what is heard next."""
         return await asyncio.wait_for(self.queue.get(), SOON_S)
 
 
 @dataclass
 class Room:
-    """A running server."""
-
     server: CoordinatorServer
     address: ServerAddress
     heard: Heard
@@ -92,7 +86,6 @@ class Room:
 
     @asynccontextmanager
     async def raw(self, *chunks: bytes) -> AsyncIterator[Peer]:
-        """A TCP connection on which `chunks` have been written."""
         reader, writer = await asyncio.open_connection(self.address.host, self.address.port)
         try:
             for chunk in chunks:
@@ -134,12 +127,10 @@ async def room(
 
 
 def authorized(url: str) -> connect:
-    """A connection with the token."""
     return connect(url, additional_headers={"Authorization": bearer(TOKEN)}, proxy=None)
 
 
 async def receive(connection: ClientConnection) -> ToAgent:
-    """Wait for the coordinator's next message."""
     return decode_to_agent(await asyncio.wait_for(connection.recv(), SOON_S))
 
 
@@ -165,12 +156,10 @@ def frame_head(nbytes: int) -> bytes:
 
 
 def text_frame(payload: bytes) -> bytes:
-    """A client's text frame, whatever its payload."""
     return Frame(Opcode.TEXT, payload).serialize(mask=True)
 
 
 def has_ipv6() -> bool:
-    """Whether this machine has a loopback of IP version 6."""
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:

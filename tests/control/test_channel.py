@@ -37,7 +37,6 @@ def open_fds() -> set[int]:
 
 
 def file_with(text: bytes) -> int:
-    """A descriptor of an anonymous file that holds `text`."""
     with tempfile.TemporaryFile() as file:
         file.write(text)
         file.flush()
@@ -45,7 +44,6 @@ def file_with(text: bytes) -> int:
 
 
 def content(fd: int) -> bytes:
-    """Return what the file of a received descriptor holds, and close it."""
     try:
         return os.pread(fd, 1000, 0)
     finally:

@@ -51,7 +51,6 @@ def soon() -> Deadline:
 
 
 def segments() -> int:
-    """Return how many descriptors of segments this process has."""
     names = (f"/dev/fd/{name}" for name in os.listdir("/dev/fd"))
     return sum("sparkdl-segment" in os.readlink(n) for n in names if os.path.lexists(n))
 

@@ -45,7 +45,6 @@ Stalled = Callable[[Room], AbstractAsyncContextManager[Peer]]
 
 
 async def check_works(here: Room) -> None:
-    """An agent can join, speak, be spoken to, and leave."""
     async with here.agent("good") as good:
         await good.send(msg.encode(msg.Offer(0, 8080)))
         assert await here.heard.next() == ("said", "good", msg.Offer(0, 8080))
@@ -342,7 +341,6 @@ async def test_a_server_that_never_started_can_be_stopped() -> None:
 
 
 def held_port() -> socket.socket:
-    """A port that something else listens at."""
     return socket.create_server((LOOPBACK, 0))
 
 

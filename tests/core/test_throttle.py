@@ -14,8 +14,6 @@ PERIOD_S = 10.0
 
 
 class Loop:
-    """An event loop whose time a test moves."""
-
     def __init__(self) -> None:
         self.now_s = 1000.0
         self._timers: list[tuple[float, Callable[[], None], asyncio.TimerHandle]] = []

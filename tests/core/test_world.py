@@ -13,7 +13,6 @@ from sparkdl.core.world import Address, Member, World, build_world
 
 
 def world_of(nodes: tuple[NodeSpec, ...], hosts: list[str], seed: int = 0) -> World:
-    """Build a world of nodes that came in any order; node `i` is at port `100 + i`."""
     order = list(nodes)
     random.Random(seed).shuffle(order)
     return build_world(

@@ -42,7 +42,6 @@ def _has_cuda() -> None:
 
 
 def table() -> pa.Table:
-    """Return rows of which `y` is linear in `x`."""
     x = np.random.default_rng(0).normal(size=(ROWS, 3)).astype(np.float32)
     y = x @ np.array([1, -2, 0.5], np.float32)
     return pa.table({"row": np.arange(ROWS), "x": pa.array(list(x)), "y": y})

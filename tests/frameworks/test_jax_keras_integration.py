@@ -20,7 +20,6 @@ ROWS = 32
 
 @pytest.fixture(scope="module")
 def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes."""
     with lab(tmp_path_factory.mktemp("pair"), "jax", 2) as made:
         yield made
 

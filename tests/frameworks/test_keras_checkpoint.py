@@ -17,8 +17,6 @@ from sparkdl.frameworks.keras_checkpoint import _files, _Saver
 
 
 class Model:
-    """Writes a file where a model of Keras would."""
-
     def save_weights(self, path: str) -> None:
         Path(path).write_text("weights")
 

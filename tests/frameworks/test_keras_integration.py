@@ -30,20 +30,17 @@ Results = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes."""
     with lab(tmp_path_factory.mktemp("pair"), "tensorflow", 2) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def single(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """One node."""
     with lab(tmp_path_factory.mktemp("single"), "tensorflow", 1) as made:
         yield made
 
 
 def program(args: tuple[str, Path], ctx: NodeContext) -> Any:
-    """Run one of the programs beside this file."""
     name, folder = args
     return import_module(f"tests.frameworks.programs.{name}").main(ctx.rank, folder)
 

@@ -101,7 +101,6 @@ def test_code_of_another_framework_is_told_which_to_launch_with() -> None:
 
 
 def connect(library: str, ctx: NodeContext) -> None:
-    """Have a library look for the other nodes."""
     if library == "torch":
         import_module("torch.distributed").init_process_group("gloo")
     else:

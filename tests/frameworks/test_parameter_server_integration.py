@@ -54,7 +54,6 @@ def test_the_chief_steps_on_its_workers_with_each_row_it_is_fed() -> None:
 
 
 def name_or_hang(args: None, ctx: NodeContext) -> str:
-    """Hang on a ps."""
     if ctx.job_name == "ps":
         signal.pause()
     return ctx.job_name

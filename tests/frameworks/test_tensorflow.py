@@ -19,7 +19,6 @@ from sparkdl.frameworks.tensorflow import TensorFlow
 
 
 def _world(nodes: int, ps: int = 0, chief: Any = None, evaluator: Any = False) -> World:
-    """Return the world of these nodes, node `n` on port `n`."""
     planned = plan_nodes(nodes, Roles(ps=ps, chief=chief, evaluator=evaluator))
     return build_world(0, {node: Address("h", node.node_id, "") for node in planned})
 

@@ -44,8 +44,6 @@ DETACHED = replace(SPEC, placement="detached")
 
 
 class Node:
-    """One node, the controller it talks to, and the process that started it: this one."""
-
     def __init__(self, map_fun: MapFun, spec: ClusterSpec = SPEC) -> None:
         self.payload = cloudpickle.dumps((map_fun, None))
         token = new_token()
@@ -67,23 +65,19 @@ class Node:
         return self
 
     def wait(self, is_true: Callable[[View], bool]) -> states.State:
-        """Wait until the controller sees what is wanted; return its state."""
         assert self.controller.wait_for(is_true, Deadline.after(SOON_S)), self.controller.view
         return self.controller.look(lambda view: view.state)
 
     def in_map_fun(self) -> NodeProcesses:
-        """Wait until the child is in `map_fun`; return the processes."""
         self.wait(lambda view: getattr(view.state, "in_map_fun", frozenset()) == {0})
         return processes()["worker:0"]
 
     def result(self) -> Any:
-        """Wait for the child's return, and return its value."""
         state = self.wait(lambda view: isinstance(view.state, states.Finished))
         assert isinstance(state, states.Finished)
         return decode_value(state.returned[0].result)
 
     def stop(self, grace_s: float) -> int | None:
-        """Stop the node; return its agent's exit status."""
         self.controller.submit(states.StopAsked(grace_s, SOON_S))
         self.wait(lambda view: isinstance(view.state, states.Stopped))
         return self.agent.wait(SOON_S) if self.agent else None
@@ -100,7 +94,6 @@ NewNode = Callable[..., Node]
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewNode]:
-    """A function that makes a `Node` whose files are in `tmp_path`."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with ExitStack() as stack:
 

@@ -64,7 +64,6 @@ class Numbered:
 
 
 def batches_used(ctx: NodeContext, batches: Any) -> dict[str, int]:
-    """Return how many batches of each feed a checkpoint covers."""
     feeds, used = ctx._link.feeds, {}
     for feed, count in feeds._asked(batches).items():
         reader = feeds._readers[feed]
@@ -117,7 +116,6 @@ def expected(steps: list[int], validates: bool, is_saved_first: bool = False) ->
 
 @pytest.fixture(scope="module")
 def tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes of TensorFlow that save."""
     folder = tmp_path_factory.mktemp("tensorflow")
     options: dict[str, Any] = {"checkpoint_dir": str(folder / "saved")}
     options["feeding"] = Feeding(timeout_s=60)
@@ -245,7 +243,6 @@ def loop(node: Any, args: dict[str, Any], train: Any, validation: Any = ()) -> U
 
 
 def of_loop(validates: bool) -> Used:
-    """Return the checkpoints of `loop`."""
     found = expected([3, 5, 8, 10], validates)
     return [*found[:3], *expected([10], validates, is_saved_first=True)]
 
@@ -265,7 +262,6 @@ def test_own_loop_over_a_dataset_saves_beside_a_validation(
 
 @pytest.fixture(scope="module")
 def torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes of PyTorch that save."""
     folder = tmp_path_factory.mktemp("torch")
     options: dict[str, Any] = {"checkpoint_dir": str(folder / "saved")}
     options["feeding"] = Feeding(timeout_s=60)

@@ -35,8 +35,6 @@ URL = "hdfs://namenode/checkpoints"
 
 
 class Driver:
-    """Collects what two nodes say, and answers the first."""
-
     def __init__(self) -> None:
         self.checkpoints = Checkpoints("c", CoverageStore())
         self.to_first: queue.Queue[CheckpointCommit] = queue.Queue()
@@ -54,8 +52,6 @@ class Driver:
 
 
 class Link:
-    """A node's link, straight to the driver."""
-
     def __init__(self, driver: Driver, node_id: int) -> None:
         self.driver, self.node_id = driver, node_id
         self.feeds = self

@@ -34,8 +34,6 @@ MapFun = Callable[[Any, NodeContext], Any]
 
 
 class Node:
-    """A child, and the agent's end of its pipe."""
-
     def __init__(self, child: Child, spec: ClusterSpec, payload: Path) -> None:
         self.child = child
         self.process = psutil.Process(child.pid)
@@ -45,7 +43,6 @@ class Node:
         child.sock.settimeout(SOON_S)
 
     def begin(self) -> None:
-        """Give the child its world, and its port for itself."""
         (node,) = self._spec.nodes
         with reserve_port("127.0.0.1", Environment()) as port:
             address = Address("127.0.0.1", port.getsockname()[1], "")
@@ -62,18 +59,15 @@ class Node:
         return said
 
     def outcome(self) -> channel.Local:
-        """Begin, and return the child's last word."""
         self.begin()
         return self.messages()[-1]
 
     def value(self) -> Any:
-        """Begin, and return what `map_fun` returned."""
         returned = self.outcome()
         assert isinstance(returned, ChildReturned), returned
         return decode_value(returned.result)
 
     def failure(self) -> Failure:
-        """Begin, and return how `map_fun` failed."""
         raised = self.outcome()
         assert isinstance(raised, channel.Raised), raised
         return raised.failure
@@ -89,7 +83,6 @@ StartNode = Callable[..., Node]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[StartNode]:
-    """A function that starts a child for a `map_fun`."""
     with ExitStack() as stack:
 
         def start_child(

@@ -120,8 +120,6 @@ def test_port_is_held_until_it_is_released_and_a_second_release_only_says_so(
 
 
 class Said:
-    """What is sent to the agent."""
-
     def __init__(self) -> None:
         self.messages: list[Local] = []
 

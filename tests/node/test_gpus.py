@@ -29,8 +29,6 @@ sys.stdin.read()
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """A function that gives this host GPUs, and returns their UUIDs."""
-
     def make(*devices: Device, has_package: bool = True) -> list[str]:
         monkeypatch.setattr(gpus, "has_driver", lambda: True)
         monkeypatch.setitem(sys.modules, "pynvml", Nvml(*devices) if has_package else None)

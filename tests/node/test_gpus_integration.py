@@ -50,7 +50,6 @@ def tell(folder: Path, ctx: NodeContext, told: Any) -> None:
 
 
 def see(folder: Path, ctx: NodeContext) -> None:
-    """Tell how many GPUs this node was given, and which CUDA would look for."""
     tell(folder, ctx, [ctx.num_gpus, os.environ["CUDA_VISIBLE_DEVICES"].split(",")])
 
 

@@ -20,7 +20,6 @@ JARS = '[ "$*" = "classpath --glob" ] && echo a.jar:b.jar'
 
 @pytest.fixture
 def hadoop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A function that installs a Hadoop whose command is a shell script."""
     for name in ("HADOOP_PREFIX", "HADOOP_HOME", "CLASSPATH", "TFOS_CLASSPATH_UPDATED"):
         monkeypatch.setenv(name, "")  # so that it is as before after the test
         monkeypatch.delenv(name)

@@ -36,8 +36,6 @@ from tests.doubles.feeds import SOON_S, Running, numbers
 
 
 class Ends:
-    """A link, and the agent's socket."""
-
     def __init__(self) -> None:
         self.agents, child_end = socket.socketpair()
         self.agents.settimeout(SOON_S)

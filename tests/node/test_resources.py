@@ -116,8 +116,6 @@ def test_the_feeds_memory_is_an_eighth_of_what_there_is(
 
 @pytest.fixture
 def cgroup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
-    """Make this process a member of a cgroup with one file."""
-
     def make(name: str, text: str) -> None:
         (tmp_path / name).write_text(text)
         found = [tmp_path / "missing", tmp_path]

@@ -58,8 +58,6 @@ def end_of(child: Child, then: Callable[[], None] = lambda: None) -> int:
 
 
 def line(child: Child, number: int = 1) -> str:
-    """Wait until the child has printed so many lines, and return the last of them."""
-
     async def look() -> str:
         while len(lines := child.log.tail(number)) < number:
             await asyncio.sleep(0.01)

@@ -33,7 +33,6 @@ def _without_tensorflow(tmp_path_factory: pytest.TempPathFactory, monkeypatch: A
 
 
 def hide(folder: Path, monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """Have processes that are started from here not find these packages."""
     lines = [f"sys.modules[{package!r}] = None" for package in packages]
     (folder / "sitecustomize.py").write_text("\n".join(["import sys", *lines]))
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
