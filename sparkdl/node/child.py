@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import sysconfig
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -116,7 +115,6 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
             sys.argv = args
         # Errors before this line are failures of the set-up, those after it are the user's.
         kind = "exception"
-        _note_thread_exits()
         generation = start.world.generation
         link.send(ChildRunning(generation, os.getpid()))
         if ctx.member.role.is_server:
@@ -188,25 +186,6 @@ def _place_of(stop: SystemExit) -> str:
     return f"{frame.filename}:{frame.lineno}, in {frame.name}"
 
 
-def _note_thread_exits() -> None:
-    """Log where a thread calls `sys.exit`: it ends that thread alone, in silence.
-
-    A `threading.excepthook` that the program sets, before or later, stays.
-    """
-    show = threading.excepthook
-
-    def note(args: threading.ExceptHookArgs) -> None:
-        if isinstance(args.exc_value, SystemExit) and args.exc_value.code not in (None, 0):
-            thread = args.thread.name if args.thread else "a thread"
-            sys.stderr.write(
-                f"sparkdl: sys.exit({args.exc_value.code!r}) ended the thread {thread!r} alone, "
-                f"not map_fun: {_place_of(args.exc_value)}\n"
-            )
-        show(args)
-
-    threading.excepthook = note
-
-
 def _encode(generation: int, value: Any, exited_at: str) -> ChildReturned:
     try:
         return ChildReturned(generation, encode_value(value), exited_at=exited_at)
@@ -259,36 +238,16 @@ def _in_short(error: BaseException) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback of what user code raised.
-
-    For each exception in the chain, it omits sparkdl's frames before the user's code. For an error
-    raised by sparkdl on purpose, it also omits the frames after the user's call. An exception with
-    sparkdl's frames alone keeps them all.
-    """
-    told = traceback.TracebackException.from_exception(error)
-    _shorten(told, issubclass(type(error), SparkdlError), set())
-    return _plain("".join(told.format()))
+    """Return the traceback of what user code raised, without sparkdl's frames that led to it."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename.startswith(_OWN):
+        trace = trace.tb_next
+    shown = trace or error.__traceback__  # an error of sparkdl's frames alone keeps them all
+    return _plain("".join(traceback.format_exception(type(error), error, shown)))
 
 
 def _plain(text: str) -> str:
     return _COLOURS.sub("", text)
-
-
-def _shorten(told: traceback.TracebackException, is_ours: bool, seen: set[int]) -> None:
-    # Causes and contexts of exceptions may form a circle.
-    if id(told) in seen:
-        return
-    seen.add(id(told))
-    own = [frame.filename.startswith(_OWN) for frame in told.stack]
-    if not all(own):
-        ends = [len(own)]
-        if is_ours:  # what dataclasses generate is in no file
-            files = [frame.filename for frame in told.stack]
-            ends += [i + 1 for i, file in enumerate(files) if not own[i] and file != "<string>"]
-        told.stack[:] = told.stack[own.index(False) : ends[-1]]
-    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
-        if other is not None:
-            _shorten(other, False, seen)
 
 
 def _write_stacks_on_signal(fd: int) -> None:

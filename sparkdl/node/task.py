@@ -75,7 +75,6 @@ def check_executor(spec: ClusterSpec, url: str) -> None:
     host = socket.gethostname()
     if problem := missing_framework(spec.framework):
         raise problem.error()
-    _check_preload(spec, host)
     if spec.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
         text = BOARD_MISSING.format(python=f"{sys.executable} on executor {host}")
         raise Problem("FrameworkMissingError", text).error()
@@ -106,17 +105,6 @@ def cannot_reach_driver(host: str, url: str, problem: str) -> str:
         "SPARKDL_DRIVER_PORT to a port or range that the firewall lets through, or run the driver "
         "in the cluster"
     )
-
-
-def _check_preload(spec: ClusterSpec, host: str) -> None:
-    missing = [name for name in spec.preload if not importlib.util.find_spec(name.split(".")[0])]
-    if missing:
-        raise Problem(
-            "ConfigError",
-            f"Startup(preload=…) names {missing[0]!r}, and {sys.executable} on executor {host} "
-            "finds no such module. Install it there, ship it (spark.submit.pyFiles), or leave it "
-            "out",
-        ).error()
 
 
 @dataclass(frozen=True)

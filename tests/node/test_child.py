@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -150,24 +149,6 @@ def test_sys_exit_without_a_code_returns_none_and_names_the_users_line(
     assert decode_value(returned.result) is None
     line = leave.__code__.co_firstlineno + 1
     assert returned.exited_at == f"{__file__}:{line}, in leave"
-
-
-def test_exit_of_a_thread_with_a_code_is_named_in_the_log(start: StartNode) -> None:
-    def start_thread(args: None, ctx: NodeContext) -> str:
-        def leave(code: int | str) -> None:
-            raise SystemExit(code)
-
-        for code in (0, "no data"):
-            reader = threading.Thread(target=leave, args=(code,), name=f"reader-{code}")
-            reader.start()
-            reader.join()
-        return "trained"
-
-    running = start(start_thread)
-    assert running.value() == "trained"
-    end_of(running.child)
-    (line,) = [line for line in running.log.tail(10) if "sys.exit" in line]
-    assert "sys.exit('no data') ended the thread 'reader-no data' alone, not map_fun" in line
 
 
 @pytest.mark.parametrize(("code", "expected"), [(5, 5), ("out of luck", 1)])

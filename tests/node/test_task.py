@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 
@@ -20,17 +19,6 @@ def spec(framework: str = "plain") -> ClusterSpec:
 def test_an_executor_that_has_all_and_reaches_the_driver_passes() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         check_executor(spec(), f"ws://127.0.0.1:{server.getsockname()[1]}")
-
-
-def test_a_module_to_preload_that_the_executor_does_not_find_is_a_config_error() -> None:
-    wanted = replace(spec(), preload=("json", "frobnicate.core"))
-    with pytest.raises(LaunchError) as raised:
-        check_executor(wanted, "ws://127.0.0.1:1")
-    problem = parse_problem(str(raised.value))
-    assert problem is not None
-    assert problem.kind == "ConfigError"
-    assert problem.text.startswith("Startup(preload=…) names 'frobnicate.core', and ")
-    assert f"on executor {socket.gethostname()} finds no such module" in problem.text
 
 
 def test_a_driver_that_cannot_be_reached_is_a_config_error_naming_the_settings() -> None:
