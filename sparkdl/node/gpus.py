@@ -68,9 +68,9 @@ class GpuShare:
 NONE = GpuShare({"CUDA_VISIBLE_DEVICES": ""})
 
 
-def has_driver(devices: Sequence[str] = _DEVICES) -> bool:
+def has_driver() -> bool:
     """Whether this host has an NVIDIA driver, as far as this process may see."""
-    return any(Path(device).exists() for device in devices)
+    return any(Path(device).exists() for device in _DEVICES)
 
 
 @contextmanager

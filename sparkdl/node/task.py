@@ -34,7 +34,6 @@ from sparkdl.core.spec import ClusterSpec
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.resources import assigned_gpus, executor_id, executor_jvm_pid
 from sparkdl.node.spec import AgentSpec, StatusLine, start_agent, tail_of
-from sparkdl.node.tensorboard import BOARD_MISSING
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,9 +74,6 @@ def check_executor(spec: ClusterSpec, url: str) -> None:
     host = socket.gethostname()
     if problem := missing_framework(spec.framework):
         raise problem.error()
-    if spec.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
-        text = BOARD_MISSING.format(python=f"{sys.executable} on executor {host}")
-        raise Problem("FrameworkMissingError", text).error()
     target, _, port = url.rpartition("//")[2].rpartition(":")
     try:
         # Checked before an agent starts, so that the error names the host and the address.

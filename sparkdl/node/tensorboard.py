@@ -25,10 +25,6 @@ from sparkdl.core.errors import LaunchError
 
 START_S = 120.0
 """How long it may take to answer: it imports TensorFlow where that is installed."""
-BOARD_MISSING = (
-    "tensorboard=True needs the package tensorboard, and {python} has none. Install it in the "
-    "Python environment of the executors (pip install tensorboard), or leave tensorboard out"
-)
 _TAIL_LINES = 20
 _STOP_S = 3.0
 _ANNOUNCED = re.compile(rb"TensorBoard \S+ at https?://\S+:(\d+)/")
@@ -71,7 +67,11 @@ class TensorBoard:
 
     async def _run(self) -> None:
         if find_spec("tensorboard") is None:
-            problem = BOARD_MISSING.format(python=sys.executable)
+            problem = (
+                f"tensorboard=True needs the package tensorboard, and {sys.executable} on "
+                f"{self._host} has none. Install it in the Python environment of the executors "
+                "(pip install tensorboard), or leave tensorboard out"
+            )
             self._report(BoardStarted(problem=problem, is_missing=True))
             return
         process: asyncio.subprocess.Process | None = None

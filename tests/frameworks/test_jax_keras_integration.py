@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.core.errors import ConfigError, EndOfFeedError
+from sparkdl.core.errors import ConfigError
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
 
@@ -91,35 +91,3 @@ def test_fit_trains_on_all_rows_as_one_process_does(pair: Lab) -> None:
         for metric, values in first["alone"]["history"].items():
             np.testing.assert_allclose(first[name]["history"][metric][:2], values[:2], rtol=1e-5)
     np.testing.assert_allclose(first["data"]["kernel"], second["model"]["kernel"], atol=0.05)
-
-
-def beyond(feed: str, ctx: NodeContext) -> dict[str, Any]:
-    """Fit for more epochs than are fed, and evaluate what has ended."""
-    import keras
-
-    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    data = ctx.jax_batches(8, x="x", y="y", feed=feed).as_keras()
-    history = model.fit(data, epochs=5, verbose=0).history
-    with pytest.raises(EndOfFeedError, match=f"feed '{feed}' ended after 2 epochs"):
-        model.evaluate(data, verbose=0)
-    stop = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e6)
-    data = ctx.jax_batches(8, x="x", y="y", feed="long").as_keras()
-    return {
-        "beyond": history["loss"],
-        "stopped": model.fit(data, epochs=1000, callbacks=[stop], verbose=0).history["loss"],
-    }
-
-
-def test_fit_ends_with_its_feed_and_the_feed_with_fit(pair: Lab) -> None:
-    rows = [{"x": x.tolist(), "y": float(y)} for x, y in zip(*data(), strict=True)]
-    pair.begin(beyond, "short")
-    pair.cluster.feed(rows, epochs=2, feed="short", timeout_s=_SOON_S)
-    pair.cluster.end_feeds("short")
-    pair.cluster.feed(rows, epochs=1000, feed="long", timeout_s=_SOON_S)
-    first, second = pair.results()
-    assert first == second
-    assert [len(first["beyond"]), len(first["stopped"])] == [2, 2]
-    assert min(first["beyond"]) > 0

@@ -41,19 +41,6 @@ def test_the_agents_own_lines_stand_among_the_childs(log: ChildLog) -> None:
     assert log.tail(10) == ("no GPU", "one", "ends", "here")
 
 
-def test_what_several_print_stands_in_its_order(log: ChildLog) -> None:
-    first, second = log.open_for_child(), log.open_for_child()
-    try:
-        os.write(first, b"one\n")
-        os.write(second, b"two\n")
-        os.write(first, b"three\n")
-        assert not os.get_inheritable(first)
-    finally:
-        os.close(first)
-        os.close(second)
-    assert log.tail(9) == ("one", "two", "three")
-
-
 def test_a_childs_lines_outlive_it_and_its_log(log: ChildLog) -> None:
     write(log, b"one\n")
     fd = log.open_for_child()
@@ -110,15 +97,6 @@ def test_lines_are_what_a_terminal_would_show_last(
     write(log, data)
     assert log.tail(10) == lines
     assert log.new_lines(is_last=True) == lines
-
-
-@pytest.mark.parametrize(
-    ("wanted", "lines"), [(2, ("c", "d")), (9, ("a", "b", "c", "d")), (0, ()), (-1, ())]
-)
-def test_the_tail_is_the_last_lines(log: ChildLog, wanted: int, lines: tuple[str, ...]) -> None:
-    write(log, b"a\nb\nc\nd\n")
-    assert log.tail(wanted) == lines
-    assert log.tail(wanted) == lines
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]),

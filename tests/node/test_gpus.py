@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -218,13 +217,6 @@ def test_a_claim_is_the_whole_hosts_and_ends_with_its_process() -> None:
 # by default
 
 
-def test_by_default_a_node_gets_one_where_there_are_any(host: Any, share: Any) -> None:
-    first, second = host(Device(H100), Device(H100))
-    assert [seen(share(None)), seen(share(None))] == [[first], [second]]
-    with pytest.raises(SparkConfigError, match=r"1 of its GPUs"):
-        share(None)
-
-
 def test_by_default_nothing_changes_where_there_are_none(
     monkeypatch: pytest.MonkeyPatch, host: Any, share: Any
 ) -> None:
@@ -292,15 +284,6 @@ def test_a_virtual_gpu_that_does_not_tell_its_processes_is_one_all_the_same() ->
     assert gpus.list_gpus(Nvml(Device("GRID", uuid="GPU-a"))) == [gpus.Gpu("GPU-a", "GRID")]
 
 
-def test_nvml_is_closed_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = Nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    with pytest.raises(KeyError), gpus.open_nvml() as opened:
-        assert (opened, module.opened) == (module, 1)
-        raise KeyError
-    assert module.opened == 0
-
-
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(starts=False))
     with pytest.raises(FrameworkMissingError, match="does not answer: Driver Not Loaded"):
@@ -308,11 +291,3 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(FrameworkMissingError, match="pip install nvidia-ml-py on the executors"):
         gpus.open_nvml().__enter__()
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_driver_is_known_by_its_device(tmp_path: Path, is_there: bool) -> None:
-    device = tmp_path / "nvidiactl"
-    if is_there:
-        device.touch()
-    assert gpus.has_driver([str(device)]) == is_there

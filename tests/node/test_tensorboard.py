@@ -15,9 +15,7 @@ import pytest
 
 from sparkdl.core.errors import FrameworkMissingError, LaunchError
 from sparkdl.core.options import Feeding
-from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.options import Observe
-from sparkdl.node.task import check_executor, parse_problem
 from tests.doubles.map_funs import hang
 from tests.doubles.nodes import all_gone, launch, processes
 
@@ -97,19 +95,6 @@ def test_board_that_cannot_have_its_port_ends_the_launch_with_its_own_words(
     assert "could not bind to" in str(caught.value)
     assert "TENSORBOARD_PORT" in str(caught.value)
     assert not processes()
-
-
-def test_missing_package_is_told_before_anything_starts_on_spark(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sparkdl.node.task.importlib.util.find_spec", lambda name: None)
-    spec = ClusterSpec("c", plan_nodes(1), framework="plain", tensorboard="")
-    with pytest.raises(LaunchError) as caught:
-        check_executor(spec, "ws://127.0.0.1:1")
-    problem = parse_problem(str(caught.value))
-    assert problem is not None
-    assert problem.kind == "FrameworkMissingError"
-    assert "pip install tensorboard" in problem.text
 
 
 def test_missing_package_ends_the_launch_of_a_local_cluster(
