@@ -147,7 +147,9 @@ def test_lightning_program_with_callbacks(spark_ml: SparkSession, tmp_path: Path
     from pytorch_lightning.callbacks import Callback
     from pytorch_lightning.callbacks.early_stopping import EarlyStopping
     from pytorch_lightning.callbacks.model_checkpoint import ModelCheckpoint
-    from sparkdl.horovod.spark.lightning.estimator import MIN_PL_VERSION
+    from sparkdl.horovod.spark.lightning.estimator import (  # type: ignore[import-not-found]
+        MIN_PL_VERSION,
+    )
     from torch import optim
 
     import sparkdl.horovod.spark.lightning as hvd
