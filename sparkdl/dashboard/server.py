@@ -14,6 +14,7 @@ import hmac
 import logging
 import os
 import secrets
+import shutil
 import socket
 import sys
 import threading
@@ -225,13 +226,16 @@ def show_records(path: Path, host: str, port: int) -> None:
 
 
 def main() -> None:
-    """Serve the records that the driver names on standard input, until it ends."""
+    """Serve the records that the driver names on standard input, until it ends.
+
+    The first lines are the token and the folder of records that end with the driver.
+    """
     logging.basicConfig(level=logging.ERROR)  # the rest is of no use to who trains
     listener = socket.socket(fileno=int(sys.argv[1]))
     clusters, loop = Clusters(), IOLoop.current()
     records = Records(clusters)
     lines = iter(sys.stdin.buffer.readline, b"")
-    token = next(lines).decode().strip()
+    token, folder = next(lines).decode().strip(), os.fsdecode(next(lines).rstrip(b"\n"))
 
     def listen() -> None:
         for line in lines:
@@ -244,6 +248,7 @@ def main() -> None:
     threading.Thread(target=listen, name="sparkdl-records", daemon=True).start()
     records.follow()
     loop.start()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import atexit
 import logging
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -96,11 +97,11 @@ class Dashboard:
                 pass_fds=[fd],
                 start_new_session=True,  # Ctrl-C in a notebook or a terminal is not meant for it
             )
-        # For the records of launches that keep none.
-        self._records = tempfile.TemporaryDirectory(prefix="sparkdl-records-")
-        self.folder = self._records.name
+        # For the records of launches that keep none; the process deletes it if this one is killed.
+        self.folder = tempfile.mkdtemp(prefix="sparkdl-records-")
         # Through standard input: other users of this machine can read command lines.
         self._tell(token)
+        self._tell(self.folder)
         self.url = f"http://{host_port(host, port)}{prefix}/?token={token}"
         atexit.register(self.close)
 
@@ -118,7 +119,7 @@ class Dashboard:
         self._process.wait(_END_S)
         with suppress(OSError):
             self._process.stdin.close()  # type: ignore[union-attr]
-        self._records.cleanup()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from sparkdl.driver.events import Changed, Sampled, event_of
 from sparkdl.driver.options import Observe
 from tests.doubles.lazy import needs
 from tests.doubles.nodes import launch
-from tests.doubles.programs import output_of
 
 pytestmark = needs("bokeh")
 
@@ -85,18 +85,25 @@ def test_training_does_not_notice_what_becomes_of_the_dashboard(what: signal.Sig
         assert cluster.results(60) == [0, 1]
 
 
-def test_process_ends_with_the_program() -> None:
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_process_and_its_records_go_with_the_program(end: str) -> None:
     program = (
-        "import psutil, sparkdl\n"
+        "import os, signal, psutil, sparkdl\n"
+        "from sparkdl.driver import dashboard\n"
         "def train(args, ctx): pass\n"
         "with sparkdl.launch(None, train, executor='local', framework='plain',"
         " feeding=sparkdl.Feeding(fed=False),"
         " observe=sparkdl.Observe(dashboard=True)) as cluster:\n"
         "    cluster.results()\n"
         "print(*(p.pid for p in psutil.Process().children() if 'sparkdl.dashboard.server' in"
-        " p.cmdline()))\n"
+        f" p.cmdline()), dashboard._running[0].folder, flush=True)\n{end}\n"
     )
-    assert not psutil.pid_exists(int(output_of(sys.executable, "-c", program)))
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    pid, folder = done.stdout.split()
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(pid)).wait(10)
+    assert not Path(folder).exists()
 
 
 def test_record_holds_what_happened_and_is_refused_where_it_cannot_be_written(
