@@ -27,9 +27,6 @@ assert "val_loss" in fitted.stages[-1].history
 # block: A module of PyTorch
 assert {"loss", "accuracy"} == set(fitted.stages[-1].history)
 
-# block: Your own loop
-assert len(model.history["loss"]) == 1
-
 # block: A LightningModule
 assert len(model.history["val_loss"]) == 5
 assert "rawPrediction" in model.transform(assembler.transform(test)).columns
