@@ -75,7 +75,6 @@ def has_driver() -> bool:
 
 @contextmanager
 def open_nvml() -> Iterator[Any]:
-    """Open NVML."""
     try:
         import pynvml
     except ImportError:
@@ -139,14 +138,18 @@ def allowed_gpus(gpus: Sequence[Gpu], visible: tuple[str, ...] | None) -> list[G
 
 def claim_gpu(name: str) -> socket.socket | None:
     """Claim a GPU of this host; `None` if it is claimed already. The claim holds until closed."""
+    return claim_name(_NAME.format(name))
+
+
+def claim_name(name: str) -> socket.socket | None:
     claim = socket.socket(socket.AF_UNIX)
     try:
-        claim.bind(f"\0{_NAME.format(name)}")
+        claim.bind(f"\0{name}")
     except OSError as error:
         claim.close()
-        if error.errno == errno.EADDRINUSE:
-            return None
-        raise
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
     return claim
 
 

@@ -41,7 +41,6 @@ class NodeManager:
         return DataFeed(reader, self._link.send, train_mode, input_mapping)
 
     def get(self, key: str) -> Any:
-        """Return the value that was set, or `None`."""
         return self._values.get(key)
 
     def set(self, key: str, value: Any) -> None:

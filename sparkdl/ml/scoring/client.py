@@ -12,7 +12,6 @@ its user may connect to.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -42,6 +41,7 @@ from sparkdl.ml.scoring.columns import OutputColumn, type_decoded, type_encoded
 from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.share import task_share
 from sparkdl.ml.scoring.source import ModelSource
+from sparkdl.node.gpus import claim_name
 from sparkdl.node.resources import executor_jvm_pid, oom_kills
 from sparkdl.values.columns import convert
 from sparkdl.values.ndarrays import Array, nest
@@ -119,19 +119,6 @@ def name_of(executor: int, device: str, source: ModelSource) -> str:
     return f"{_PREFIX}{where}-{model}"
 
 
-def claim(name: str) -> socket.socket | None:
-    """Return a socket that holds a scorer's name until it is closed; None if a scorer holds it."""
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.bind(f"\0{name}")
-    except OSError as error:
-        sock.close()
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return None
-    return sock
-
-
 def path_of(name: str) -> Path:
     """Return the file of a scorer's socket."""
     return _FOLDER / name
@@ -151,7 +138,7 @@ def siblings(name: str) -> Iterator[str]:
         with suppress(OSError):
             if path.name == name or path.lstat().st_uid != os.geteuid():
                 continue
-            if (free := claim(path.name)) is not None:
+            if (free := claim_name(path.name)) is not None:
                 with free:
                     path.unlink()
             elif path.name.startswith(name.rpartition("-")[0] + "-"):

@@ -32,6 +32,7 @@ from sparkdl.ml.scoring import client
 from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.predictor import Predictor, RowsFailedError
 from sparkdl.ml.scoring.share import Share
+from sparkdl.node.gpus import claim_name
 from sparkdl.values.ndarrays import Array
 
 _IDLE_S = 300.0
@@ -227,7 +228,7 @@ def main() -> None:
     start = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=client.Start)
     faulthandler.enable(all_threads=False)
     # Several tasks may start one at once: the kernel gives the name to the first.
-    claim = client.claim(start.name)
+    claim = claim_name(start.name)
     scorer = None if claim is None else Scorer(start, claim)
     with os.fdopen(int(sys.argv[1]), "wb") as ready:
         # Also if another was first, because tasks can connect to that one.
