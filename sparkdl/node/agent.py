@@ -259,7 +259,6 @@ class Agent:
 
     def _detach(self) -> None:
         """Let the task end without this agent, which now lives as long as the executor's JVM."""
-        # First the watch, then the message: no moment remains in which the agent has no owner.
         if self._lifeline.detach():
             self._report(messages.Detached())
             print_status(StatusLine(is_detached=True))
@@ -333,13 +332,13 @@ class Agent:
 
 
 class Lifeline:
-    """The process that an agent ends with: the owner of its standard input, or the executor."""
+    """The processes that an agent ends with: the owner of its standard input, and the executor."""
 
     def __init__(self, agent_spec: AgentSpec, on_end: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._executor_pid = agent_spec.executor_pid
-        self._on_end = on_end
         self._unwatch: Callable[[], None] = lambda: None
+        if (pid := agent_spec.executor_pid) is not None:
+            self._unwatch = watch_pid(self._loop, pid, partial(on_end, "the executor is gone"))
 
         def readable() -> None:
             self._loop.remove_reader(0)
@@ -350,13 +349,8 @@ class Lifeline:
         self._loop.add_reader(0, readable)
 
     def detach(self) -> bool:
-        """Change over to the executor; false if that was done, or the owner has ended."""
-        if not self._loop.remove_reader(0):
-            return False
-        if (pid := self._executor_pid) is not None:
-            on_exit = partial(self._on_end, "the executor is gone")
-            self._unwatch = watch_pid(self._loop, pid, on_exit)
-        return True
+        """End with the executor alone; false if that was done, or the owner has ended."""
+        return self._loop.remove_reader(0)
 
     def close(self) -> None:
         self._loop.remove_reader(0)

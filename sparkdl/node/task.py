@@ -9,12 +9,14 @@ import asyncio
 import importlib.util
 import logging
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -189,9 +191,11 @@ class NodeTask:
         One that was detached continues without its task.
         """
         # A file, because a pipe without a reader would block the agent once it is full.
-        with tempfile.TemporaryFile() as stderr:
+        with tempfile.TemporaryFile() as stderr, ExitStack() as stack:
             process = start_agent(agent_spec, self.payload, sys.path, stderr.fileno())
             assert process.stdout is not None
+            if agent_spec.executor_pid is not None:  # else only this task's end would end the agent
+                stack.enter_context(_daemon_may_end())  # now: the agent would inherit it
             problem, work_dir = None, ""
             for printed in process.stdout:
                 line = msgspec.json.decode(printed, type=StatusLine)
@@ -210,6 +214,21 @@ class NodeTask:
             if not status:
                 return ""
             return f"the agent of {name} ended with {status_in_words(status)}: {tail_of(stderr)}"
+
+
+@contextmanager
+def _daemon_may_end() -> Iterator[None]:
+    """Ignore SIGHUP, with which Spark's daemon of Python workers ends them all as it ends.
+
+    Spark 4.3 ends it, and starts another, when a job is cancelled while one of its tasks waits for
+    a new worker: `PythonWorkerFactory.createThroughDaemon` takes the interrupted wait for a timeout
+    (SPARK-54711). The agent ends with the executor, and this task with its agent.
+    """
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, usual)
 
 
 def _leave(process: subprocess.Popen[bytes]) -> None:

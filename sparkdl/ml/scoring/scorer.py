@@ -87,7 +87,6 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
             with quick_imports():
                 model = load(self._start.source, share)
         except (Exception, SystemExit) as error:  # noqa: BLE001 (each task raises it)
-            self._close()
             model = client.Failed(f"it cannot be loaded: {in_words(error)}")
         while rows := self._rows.get():
             has_gone = rows.call.is_cancelled()
@@ -95,6 +94,8 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _answer(self, model: Predictor | client.Failed, rows: _Rows) -> Any:
         if isinstance(model, client.Failed):
+            # Not before a task knows why: one that comes later would start another scorer in vain.
+            self._close()
             return model
         task, batch_size, outputs = rows.piece.task, rows.piece.batch_size, rows.piece.outputs
         try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from pyspark.errors import PythonException
 from pyspark.ml.linalg import Vectors, VectorUDT
@@ -16,6 +19,7 @@ from pyspark.sql.types import ArrayType, FloatType, LongType, StructField, Struc
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
+from tests.doubles.nodes import processes
 from tests.doubles.sessions import LOCAL, SparkSessions
 from tests.driver.executors import map_funs
 
@@ -73,6 +77,19 @@ def rich(spark: SparkSession, rows: int = 100) -> DataFrame:
         "map('k', named_struct('x', id)) as m",
         "if(id % 2 = 0, null, cast(cast(id as string) as binary)) as b",
     )
+
+
+def test_end_of_sparks_daemon_of_workers_is_not_that_of_attached_nodes(
+    spark_local: SparkSession, scorer: Scorer
+) -> None:
+    """Spark 4.3 ends it, and with it its workers, when it cancels a task at a certain moment."""
+    tasks = {node.agent.parent() for node in processes(nodes=2).values()}
+    (daemon,) = {task.parent() for task in tasks if task is not None}
+    assert daemon is not None
+    os.killpg(daemon.pid, signal.SIGHUP)  # as it does before it ends
+    scored = scorer.answer("scalar").infer(spark_local.range(9), schema="p float")
+    assert [row.p for row in scored.collect()] == [i / 2 for i in range(9)]
+    assert all(task is not None and task.is_running() for task in tasks)
 
 
 def test_input_columns_are_kept_and_results_appended(

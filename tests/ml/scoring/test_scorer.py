@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -194,14 +195,21 @@ def test_task_that_is_killed_neither_harms_others_nor_keeps_the_scorer(
     assert not psutil.pid_exists(client.pid)
 
 
-def test_model_that_cannot_be_loaded_says_why(connect: Connect) -> None:
+def test_model_that_cannot_be_loaded_says_why_at_the_first_try(
+    connect: Connect, tmp_path: Path
+) -> None:
+    tries = tmp_path / "tries"
+
     def fails() -> Any:
+        with tries.open("a") as file:
+            file.write("x")
         raise OSError("no such weights")
 
     client = connect(function(fails), Y)
     send(client, 1)
     with pytest.raises(InferenceError, match="cannot be loaded: OSError: no such weights"):
         client.receive()
+    assert tries.read_text() == "x"
 
 
 def test_scorer_that_cannot_start_says_why(owner: subprocess.Popen[bytes]) -> None:
