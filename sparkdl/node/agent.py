@@ -332,12 +332,13 @@ class Agent:
 
 
 class Lifeline:
-    """The processes that an agent ends with: the owner of its standard input, and the executor."""
+    """What an agent ends with: the owner of its standard input; a task's with its executor too."""
 
     def __init__(self, agent_spec: AgentSpec, on_end: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._unwatch: Callable[[], None] = lambda: None
-        if (pid := agent_spec.executor_pid) is not None:
+        pid = agent_spec.executor_pid
+        if agent_spec.owner == "task" and pid is not None:
             self._unwatch = watch_pid(self._loop, pid, partial(on_end, "the executor is gone"))
 
         def readable() -> None:

@@ -40,7 +40,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
         tls: what the cluster's servers show; `None` without TLS.
         task: which task of Spark this is, see `Hello.task`.
         owner: what starts it and holds the other end of its standard input; it ends with that.
-        executor_pid: ends it too, and alone once the agent has been detached from its task;
+        executor_pid: ends the agent of a task too, and alone once it has been detached from that;
             `None` if it could not be found, so that the driver alone ends the agent then.
         gpus: addresses that Spark assigned; `None` where Spark assigns none.
         executor: Spark's id of the executor; empty where it is not found.
