@@ -20,11 +20,26 @@ from sparkdl.ml.params import TABLE
 PATH = Path(__file__).parents[1] / "tests" / "public_api.txt"
 
 
+_GIVEN = (sparkdl.Cluster, sparkdl.NodeContext)
+"""Classes whose objects users are given: their constructors are internal."""
+
+
 def api() -> str:
-    """Return a line for each public name, method and parameter, in the order of the names."""
+    """Return a line for each public name, method and argument, in the order of the names.
+
+    A last part has a line for each parameter of Spark ML, with its default and the classes that
+    have it.
+    """
     lines: list[str] = []
+    owners: dict[str, list[str]] = {}
     for name in sorted(sparkdl.__all__):
-        lines += _lines(name, getattr(sparkdl, name))
+        member = getattr(sparkdl, name)
+        lines += _lines(name, member)
+        for each, value in _members(member) if inspect.isclass(member) else ():
+            if isinstance(value, Param):
+                owners.setdefault(each, []).append(name)
+    for each, names in sorted(owners.items()):
+        lines.append(f"{each}={TABLE[each].default!r}: {', '.join(names)}")
     return "\n".join((*lines, ""))
 
 
@@ -35,30 +50,39 @@ def _lines(name: str, member: Any) -> Iterator[str]:
             yield from _lines(f"{name}.{each}", getattr(member, each))
     elif inspect.isclass(member):
         yield f"{name}({', '.join(each.__name__ for each in member.__bases__)})"
-        own = {
-            each: value
-            for base in reversed(member.__mro__)
-            if base.__module__.partition(".")[0] == "sparkdl"
-            for each, value in vars(base).items()
-            if each == "__init__" or not each.startswith("_")
-        }
-        for each, value in () if issubclass(member, Exception) else sorted(own.items()):
-            if isinstance(value, Param):
-                yield f"    {each}={TABLE[each].default!r}"
+        fields = set(getattr(member, "__dataclass_fields__", ()))
+        for each, value in () if issubclass(member, Exception) else _members(member):
+            if each == "__init__":
+                yield from () if member in _GIVEN else _arguments(value)
             # Each parameter has a setter and a getter, and Spark's name of it is an `attrgetter`.
-            elif not re.match("[gs]et[A-Z]", each) and not _is_alias(value):
+            elif not (each in fields or re.match("[gs]et[A-Z]", each) or _is_param(value)):
                 yield from _lines(f"{name}.{each}", value)
-    elif callable(member) or isinstance(member, (classmethod, staticmethod)):
-        yield name
-        for each in inspect.signature(getattr(member, "__func__", member)).parameters.values():
-            if each.name not in ("self", "cls"):
-                yield f"    {_parameter(each)}"
     else:
         yield name
+        if callable(member) or isinstance(member, (classmethod, staticmethod)):
+            yield from _arguments(getattr(member, "__func__", member))
 
 
-def _is_alias(member: Any) -> bool:
-    return isinstance(member, property) and isinstance(member.fget, attrgetter)
+def _members(kind: type) -> list[tuple[str, Any]]:
+    own = {
+        each: value
+        for base in reversed(kind.__mro__)
+        if base.__module__.partition(".")[0] == "sparkdl"
+        for each, value in vars(base).items()
+        if each == "__init__" or not each.startswith("_")
+    }
+    return sorted(own.items())
+
+
+def _arguments(function: Any) -> Iterator[str]:
+    for each in inspect.signature(function).parameters.values():
+        if each.name not in ("self", "cls"):
+            yield f"    {_parameter(each)}"
+
+
+def _is_param(member: Any) -> bool:
+    is_alias = isinstance(member, property) and isinstance(member.fget, attrgetter)
+    return is_alias or isinstance(member, Param)
 
 
 def _classes(module: Any) -> Iterator[str]:
