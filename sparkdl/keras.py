@@ -28,8 +28,8 @@ def Checkpoint(  # noqa: N802 (what Keras calls a callback)
     As `fit` begins, model and optimizer become those of `ctx.last_checkpoint`, if there is one.
     With data of `ctx.dataset` an interrupted epoch continues with the rows that the model has
     not seen.
-    Works in Keras 3 with TensorFlow, PyTorch or JAX and in tf_keras; under a strategy of several
-    workers the first node writes, and without one each node writes its own model.
+    Works in Keras 3 with TensorFlow, PyTorch or JAX; under a strategy of several workers the first
+    node writes, and without one each node writes its own model.
 
     Args:
         every_steps: how many batches to train on between two checkpoints. It cannot be used if
@@ -42,7 +42,8 @@ def Checkpoint(  # noqa: N802 (what Keras calls a callback)
         A callback with `initial_epoch`, which must be passed to `fit`.
 
     Raises:
-        ConfigError: if an argument is invalid; in `fit`, if it begins at another epoch.
+        ConfigError: if an argument is invalid, or Keras is tf_keras; in `fit`, if it begins at
+            another epoch.
         CheckpointError: if the checkpoint was made by other means, or in `fit` of another model.
     """
     from sparkdl.frameworks.keras_checkpoint import callback_for

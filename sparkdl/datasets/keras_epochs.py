@@ -18,10 +18,11 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -39,21 +40,27 @@ FEEDS = "_sparkdl_feeds"
 
 
 def let_epochs_differ() -> None:
-    """Patch Keras 3 and tf_keras, where imported, to follow their feeds. Idempotent."""
-    for library in _LIBRARIES:
-        if library.name not in sys.modules:
-            continue
-        patches = library.patches()
-        # All patches or none: half of them would count epochs and not end them.
-        if objections := [text for patch in patches if (text := patch.objection())]:
-            _log.warning(
-                "fit does not follow its feed: all epochs must have as many rows as the first, "
-                "and there must be as many as are fed: %s",
-                objections[0],
-            )
-            continue
-        for patch in patches:
-            patch.apply()
+    """Patch Keras 3, where imported, to follow its feeds. Idempotent."""
+    if "tf_keras" in sys.modules:
+        _warn_of("this is tf_keras, and sparkdl follows Keras 3 alone")
+    if "keras" not in sys.modules:
+        return
+    found = patches()
+    # All patches or none: half of them would count epochs and not end them.
+    if objections := [text for patch in found if (text := patch.objection())]:
+        _warn_of(objections[0])
+        return
+    for patch in found:
+        patch.apply()
+
+
+@cache
+def _warn_of(reason: str) -> None:
+    _log.warning(
+        "fit does not follow its feed: all epochs must have as many rows as the first, "
+        "and there must be as many as are fed: %s",
+        reason,
+    )
 
 
 @dataclass
@@ -77,134 +84,117 @@ _begun: ContextVar[Any] = ContextVar("sparkdl_begun", default=None)
 """The callbacks of a `fit` whose next step, in this thread, is to iterate over its data."""
 
 
-@dataclass(frozen=True)
-class _Library:
-    """The names of the same things in Keras 3 or tf_keras.
+def patches() -> tuple[Patch, ...]:
+    """Return the changes to Keras 3, which has been imported."""
+    backend = import_module("keras").backend.backend()
+    names = {"tensorflow": "TensorFlowTrainer", "jax": "JAXTrainer", "torch": "TorchTrainer"}
+    fit = f"keras.src.backend.{backend}.trainer:{names.get(backend, 'Trainer')}.fit"
+    iterator = "keras.src.trainers.epoch_iterator:EpochIterator"
+    callbacks = "keras.src.callbacks.callback_list:CallbackList"
+    return (
+        Patch(fit, ("self", "x"), _fit, ("stop_training",)),
+        Patch(f"{iterator}.__iter__", ("self",), _begin),
+        Patch(f"{iterator}.catch_stop_iteration", ("self",), _catch, ("_num_batches",)),
+        Patch(f"{iterator}._interrupted_warning", ("self",), _warn),
+        Patch(f"{callbacks}.on_epoch_begin", ("self",), _before),
+        Patch(f"{callbacks}.on_train_batch_end", ("self", "batch", "logs"), _count),
+        Patch(f"{callbacks}.on_epoch_end", ("self", "epoch", "logs"), _epoch_ended),
+        Patch(f"{callbacks}.on_train_end", ("self", "logs"), _train_ended),
+    )
 
-    Attributes:
-        iterator: of the data of `fit`, `evaluate` and `predict`; `begin` its method that begins.
-        before: the callback invoked before `begin`.
-        length: its attribute, how many batches an epoch has.
-        dataset_of: its data.
-        counts: whether it has a number of steps, so that several of Keras' epochs may be one.
-        warning: its method that warns at an end before that number of steps.
-    """
 
-    name: str
-    fit: Callable[[], str]
-    iterator: str
-    begin: str
-    before: str
-    length: str
-    dataset_of: Callable[[Any], Any]
-    counts: Callable[[Any], bool]
-    callbacks: str
-    warning: str = ""
+def _continues(iterator: Any) -> bool:
+    """Whether Keras continues with the iterator over the data that it has."""
+    # It forgets one that is at its end.
+    has_one = hasattr(iterator, _STEPS) and iterator._current_iterator is not None
+    return bool(iterator.steps_per_epoch) and has_one
 
-    def patches(self) -> tuple[Patch, ...]:
-        """Return the changes to the library."""
-        mentions = (self.length,)
-        warns = [Patch(f"{self.iterator}.{self.warning}", ("self",), self._warn)]
-        return (
-            *(warns if self.warning else []),
-            Patch(self.fit(), ("self", "x"), _fit, ("stop_training",)),
-            Patch(f"{self.iterator}.{self.begin}", ("self",), self._begin),
-            Patch(f"{self.iterator}.catch_stop_iteration", ("self",), self._catch, mentions),
-            Patch(f"{self.callbacks}.{self.before}", ("self",), _before),
-            Patch(f"{self.callbacks}.on_train_batch_end", ("self", "batch", "logs"), _count),
-            Patch(f"{self.callbacks}.on_epoch_end", ("self", "epoch", "logs"), self._epoch_ended),
-            Patch(f"{self.callbacks}.on_train_end", ("self", "logs"), _train_ended),
+
+def _begin(stock: Function, iterator: Any) -> Any:
+    """Begin to iterate over an epoch, unless Keras continues one."""
+    readers = _readers(iterator)
+    callbacks = _begun.get()
+    # Once: a validation within `fit` begins an iterator too, and is no training.
+    _begun.set(None)
+    if callbacks is not None:
+        for callback in callbacks.callbacks:
+            getattr(callback, FEEDS, len)([reader.feed for reader in readers])
+    if readers and callbacks is not None:
+        readers[0].watch.fit_begins(callbacks.model, readers[0].feed)
+        setattr(callbacks, _RUN, _Run(iterator, readers))
+        setattr(iterator, _RUN, getattr(callbacks, _RUN))
+    if not _continues(iterator):
+        for reader in readers:
+            if not reader.has_epoch():
+                raise reader.end_of_feed()
+    setattr(iterator, _STEPS, _steps(readers))
+    return stock(iterator)
+
+
+def _warn(stock: Function, iterator: Any) -> None:
+    """Warn, unless a feed's epoch has ended: Keras, which knows no length, warns too."""
+    if iterator.steps_per_epoch or not _readers(iterator):
+        stock(iterator)
+
+
+@contextmanager
+def _catch(stock: Function, iterator: Any) -> Iterator[None]:
+    """Note the end of an iteration."""
+    before, has_ended = iterator._num_batches, False
+    with stock(iterator):
+        try:
+            yield
+        except Exception:
+            has_ended = True
+            raise
+    readers = _readers(iterator)
+    if not readers:
+        return
+    if has_ended:
+        for reader in readers:
+            reader.reach_end()
+    # Keras has set it to the length of this epoch, and would read the next ones no further.
+    if before is None:
+        iterator._num_batches = None
+    has_rows = not has_ended or _steps(readers) != getattr(iterator, _STEPS)
+    if run := getattr(iterator, _RUN, None):
+        run.has_rows = has_rows or run.batches > 0
+    elif not has_rows and not iterator.steps_per_epoch:
+        names = ", ".join(repr(reader.feed) for reader in readers)
+        raise ConfigError(
+            f"this epoch of feed {names} has no rows, so there is nothing to evaluate or "
+            "predict. Feed rows for each epoch in which it is read"
         )
 
-    def _continues(self, iterator: Any) -> bool:
-        """Whether Keras continues with the iterator over the data that it has."""
-        has_begun = hasattr(iterator, _STEPS)
-        # Keras 3 forgets one that is at its end, tf_keras ends `fit` then.
-        has_one = getattr(iterator, "_current_iterator", iterator) is not None
-        return self.counts(iterator) and has_begun and has_one
 
-    def _begin(self, stock: Function, iterator: Any) -> Any:
-        """Begin to iterate over an epoch, unless Keras continues one."""
-        readers = readers_of(self.dataset_of(iterator))
-        callbacks = _begun.get()
-        # Once: a validation within `fit` begins an iterator too, and is no training.
-        _begun.set(None)
-        if callbacks is not None:
-            for callback in callbacks.callbacks:
-                getattr(callback, FEEDS, len)([reader.feed for reader in readers])
-        if readers and callbacks is not None:
-            readers[0].watch.fit_begins(callbacks.model, readers[0].feed)
-            setattr(callbacks, _RUN, _Run(iterator, readers))
-            setattr(iterator, _RUN, getattr(callbacks, _RUN))
-        if not self._continues(iterator):
-            for reader in readers:
-                if not reader.has_epoch():
-                    raise reader.end_of_feed()
-        setattr(iterator, _STEPS, _steps(readers))
-        return stock(iterator)
-
-    def _warn(self, stock: Function, iterator: Any) -> None:
-        """Warn, unless a feed's epoch has ended: Keras, which knows no length, warns too."""
-        if self.counts(iterator) or not readers_of(self.dataset_of(iterator)):
-            stock(iterator)
-
-    @contextmanager
-    def _catch(self, stock: Function, iterator: Any) -> Iterator[None]:
-        """Note the end of an iteration."""
-        before, has_ended = getattr(iterator, self.length), False
-        with stock(iterator):
-            try:
-                yield
-            except Exception:
-                has_ended = True
-                raise
-        readers = readers_of(self.dataset_of(iterator))
-        if not readers:
-            return
-        if has_ended:
-            for reader in readers:
-                reader.reach_end()
-        # Keras has set it to the length of this epoch, and would read the next ones no further.
-        if before is None:
-            setattr(iterator, self.length, None)
-        has_rows = not has_ended or _steps(readers) != getattr(iterator, _STEPS)
-        if run := getattr(iterator, _RUN, None):
-            run.has_rows = has_rows or run.batches > 0
-        elif not has_rows and not self.counts(iterator):
-            names = ", ".join(repr(reader.feed) for reader in readers)
-            raise ConfigError(
-                f"this epoch of feed {names} has no rows, so there is nothing to evaluate or "
-                "predict. Feed rows for each epoch in which it is read"
-            )
-
-    def _epoch_ended(self, stock: Function, callbacks: Any, epoch: int, logs: Any = None) -> None:
-        """Call the callbacks for an epoch that had rows; end `fit` after the last epoch."""
-        run, model = getattr(callbacks, _RUN, None), callbacks.model
-        if run is None or run.has_rows or model.stop_training:
-            stock(callbacks, epoch, logs)
-        else:
-            _log.warning(
-                "Epoch %d of fit had no rows; its callbacks were skipped. Feed each epoch at "
-                "least one row for each node",
-                epoch + 1,
-            )
-        if run is None:
-            return
-        run.batches = 0
-        setattr(run.iterator, _STEPS, _steps(run.readers))  # tf_keras begins once for all epochs
-        epochs = (callbacks.params or {}).get("epochs", 0)
-        if model.stop_training or epoch + 1 >= epochs or self._continues(run.iterator):
-            return
-        if ended := [reader for reader in run.readers if not reader.has_epoch()]:
-            model.stop_training = run.has_ended = True
-            ended[0].report_end()
-            _log.warning(
-                "Your input ran out of data; interrupting training: feed %r has ended, and fit was "
-                "to go on to epoch %d of %d. Let epochs=… of the feeding and of fit say the same",
-                ended[0].feed,
-                epoch + 2,
-                epochs,
-            )
+def _epoch_ended(stock: Function, callbacks: Any, epoch: int, logs: Any = None) -> None:
+    """Call the callbacks for an epoch that had rows; end `fit` after the last epoch."""
+    run, model = getattr(callbacks, _RUN, None), callbacks.model
+    if run is None or run.has_rows or model.stop_training:
+        stock(callbacks, epoch, logs)
+    else:
+        _log.warning(
+            "Epoch %d of fit had no rows; its callbacks were skipped. Feed each epoch at "
+            "least one row for each node",
+            epoch + 1,
+        )
+    if run is None:
+        return
+    run.batches = 0
+    setattr(run.iterator, _STEPS, _steps(run.readers))
+    epochs = (callbacks.params or {}).get("epochs", 0)
+    if model.stop_training or epoch + 1 >= epochs or _continues(run.iterator):
+        return
+    if ended := [reader for reader in run.readers if not reader.has_epoch()]:
+        model.stop_training = run.has_ended = True
+        ended[0].report_end()
+        _log.warning(
+            "Your input ran out of data; interrupting training: feed %r has ended, and fit was "
+            "to go on to epoch %d of %d. Let epochs=… of the feeding and of fit say the same",
+            ended[0].feed,
+            epoch + 2,
+            epochs,
+        )
 
 
 def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -234,10 +224,7 @@ def _steps_of_feed(model: Any, given: dict[str, Any]) -> Iterator[None]:
     to be one without batches.
     """
     steps, batches = given.get("steps_per_epoch"), batches_of(given.get("x"))
-    # tf_keras wants the number itself for several steps in one execution.
-    execution = getattr(model, "_steps_per_execution", None)
-    is_counted = execution is not None and int(execution) != 1
-    if batches is None or not isinstance(steps, int) or steps < 1 or is_counted:
+    if batches is None or not isinstance(steps, int) or steps < 1:
         yield
         return
     before, batches.steps = batches.steps, steps
@@ -279,39 +266,7 @@ def _steps(readers: list[FeedReader]) -> list[int]:
     return [reader.steps for reader in readers]
 
 
-def _fit_of_keras() -> str:
-    names = {"tensorflow": "TensorFlowTrainer", "jax": "JAXTrainer", "torch": "TorchTrainer"}
-    backend = import_module("keras").backend.backend()
-    return f"keras.src.backend.{backend}.trainer:{names.get(backend, 'Trainer')}.fit"
-
-
-def _given_to(adapter: Any) -> Any:
-    """Return the data that an adapter of Keras 3 reads: a dataset, or a DataLoader of PyTorch."""
-    return getattr(adapter, "_dataset", getattr(adapter, "_dataloader", None))
-
-
-_LIBRARIES = (
-    _Library(
-        "keras",
-        _fit_of_keras,
-        "keras.src.trainers.epoch_iterator:EpochIterator",
-        "__iter__",
-        "on_epoch_begin",
-        "_num_batches",
-        lambda iterator: _given_to(iterator.data_adapter),
-        lambda iterator: bool(iterator.steps_per_epoch),
-        "keras.src.callbacks.callback_list:CallbackList",
-        "_interrupted_warning",
-    ),
-    _Library(
-        "tf_keras",
-        lambda: "tf_keras.src.engine.training:Model.fit",
-        "tf_keras.src.engine.data_adapter:DataHandler",
-        "enumerate_epochs",
-        "on_train_begin",
-        "_inferred_steps",
-        lambda handler: handler._adapter.get_dataset(),
-        lambda handler: not handler._adapter.should_recreate_iterator(),
-        "tf_keras.src.callbacks:CallbackList",
-    ),
-)
+def _readers(iterator: Any) -> list[FeedReader]:
+    """Return the readers of what an iterator of Keras reads: a dataset, or PyTorch's DataLoader."""
+    adapter = iterator.data_adapter
+    return readers_of(getattr(adapter, "_dataset", getattr(adapter, "_dataloader", None)))

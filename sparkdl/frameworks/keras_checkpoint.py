@@ -1,15 +1,12 @@
 """A callback that makes checkpoints while `fit` trains, and resumes from the last one.
 
-Keras 3 with each of its backends, and tf_keras. Model and optimizer are written by Keras itself:
-`save_weights` in Keras 3, whose files hold the optimizer as well, and `tf.train.Checkpoint` for
-tf_keras.
+Keras 3, with each of its backends, writes model and optimizer itself: `save_weights`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
@@ -83,15 +80,16 @@ def callback_for(
             raise ConfigError(f"{name}={every!r} must be a whole number, 1 or more")
     if every_steps is None and every_epochs is None:
         every_epochs = 1
-    bases = _bases()
+    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        raise ConfigError(
+            "TF_USE_LEGACY_KERAS is set, and sparkdl.keras.Checkpoint saves models of Keras 3 "
+            "alone: leave it out, or save in a callback of your own by ctx.checkpoint(step)"
+        )
+    base = import_module("keras").callbacks.Callback
     let_epochs_differ()
     saver = _Saver(ctx, every_steps, every_epochs, feed, also)
 
-    class Checkpoint(*bases):  # type: ignore[misc]
-        # tf_keras sets these in `__init__`, which Keras 3 does not call if it is the first base.
-        _chief_worker_only = None
-        _supports_tf_logs = False
-
+    class Checkpoint(base):  # type: ignore[misc]
         @property
         def initial_epoch(self) -> int:
             return saver.begun.epoch
@@ -110,15 +108,6 @@ def callback_for(
 
     setattr(Checkpoint, FEEDS, lambda self, feeds: saver.count.train_on(feeds))
     return Checkpoint()
-
-
-def _bases() -> tuple[type, ...]:
-    """Return the base classes that Keras 3 and tf_keras want, whichever have been imported."""
-    names = [name for name in ("keras", "tf_keras") if name in sys.modules]
-    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
-        # `tf.keras` is tf_keras then, although nothing may have imported it yet.
-        names = [*dict.fromkeys((*names, "tf_keras"))]
-    return tuple(import_module(name).callbacks.Callback for name in names or ["keras"])
 
 
 class FeedCount:
@@ -197,7 +186,7 @@ class _Saver:
 
     def train_begin(self, model: Any) -> None:
         if self._folder is not None:
-            _restore(model, _files(self._folder, model, self._ctx))
+            _restore(model, _file(self._folder, model, self._ctx))
             _log.info("Training goes on at step %d, epoch %d", self.begun.step, self.begun.epoch)
             self._folder = None
 
@@ -245,7 +234,7 @@ class _Saver:
                     self._also(folder)
             # Reading some variables needs all workers, so the others save too, to a scratch folder.
             with scratch_folder() as private:
-                _write(model, _files(folder, model, self._ctx, private))
+                model.save_weights(_file(folder, model, self._ctx, private))
         self._saved = progress.step
 
 
@@ -259,32 +248,21 @@ def _read_progress(folder: Path) -> Progress:
         ) from error
 
 
-def _files(folder: Path, model: Any, ctx: Context, private: Path | None = None) -> Path:
-    """Return where the model's files are, without their ending.
+def _file(folder: Path, model: Any, ctx: Context, private: Path | None = None) -> Path:
+    """Return where the model's file is.
 
     Args:
         private: where to write what another node writes as well.
     """
     if ctx.num_workers == 1:
-        return folder / "model"
+        return folder / "model.weights.h5"
     if not spans_workers(_strategy(model)):
-        return folder / f"model-{ctx.rank}"
-    return (folder if ctx.rank == 0 or private is None else private) / "model"
+        return folder / f"model-{ctx.rank}.weights.h5"
+    return (folder if ctx.rank == 0 or private is None else private) / "model.weights.h5"
 
 
 def _strategy(model: Any) -> Any:
     return getattr(model, "_distribute_strategy", None)
-
-
-def _is_legacy(model: Any) -> bool:
-    return "tf_keras" in sys.modules and isinstance(model, import_module("tf_keras").Model)
-
-
-def _write(model: Any, path: Path) -> None:
-    if _is_legacy(model):
-        _objects(model).write(str(path))
-    else:
-        model.save_weights(f"{path}.weights.h5")
 
 
 def _restore(model: Any, path: Path) -> None:
@@ -294,18 +272,9 @@ def _restore(model: Any, path: Path) -> None:
         with nullcontext() if strategy is None else strategy.scope():
             # An optimizer makes its variables at its first step: there are none to fill before.
             model.optimizer.build(model.trainable_variables)
-        if _is_legacy(model):
-            _objects(model).read(str(path)).assert_existing_objects_matched()
-        else:
-            model.load_weights(f"{path}.weights.h5")
-    except (OSError, ValueError, AssertionError) as error:
+        model.load_weights(path)
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} does not fit the model: {error}. Build and compile the same model as before, "
             "or choose another checkpoint_dir"
         ) from error
-
-
-def _objects(model: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 from pyspark.errors import PythonException
 from pyspark.ml.linalg import Vectors, VectorUDT
