@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 import struct
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from datetime import timedelta
 from enum import IntEnum
 from functools import update_wrapper
+from importlib.util import find_spec
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import cloudpickle
 
-from sparkdl.collectives.serial import SerialExecutor
 from sparkdl.collectives.transport import (
     Alone,
     Op,
@@ -32,13 +37,20 @@ from sparkdl.collectives.transport import (
     shares,
     widened,
 )
-from sparkdl.core.errors import CollectiveError, ConfigError, MismatchError
+from sparkdl.core.errors import (
+    CollectiveError,
+    ConfigError,
+    FrameworkMissingError,
+    MismatchError,
+)
+from sparkdl.core.exchange import note_exchange
 
 if TYPE_CHECKING:
     import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_Item = tuple[Callable[[], Any], "Future[Any]", str | None]
 
 
 class Kind(IntEnum):
@@ -123,6 +135,114 @@ def open_sealed(data: bytes, key: bytes) -> Any:
             "group's. Another program connects to the ports of this training"
         )
     return cloudpickle.loads(body)
+
+
+class SerialExecutor:
+    """Runs work in the order in which it was given: `submit` in a thread, `run` in the caller's.
+
+    Work that calls `run` itself goes on at once.
+
+    Args:
+        thread_name: of the thread, which starts with the first `submit`. It is a daemon, so that a
+            process that fails with operations under way can end.
+    """
+
+    def __init__(self, thread_name: str) -> None:
+        self._thread_name = thread_name
+        self._turn = threading.Lock()
+        self._state = threading.Lock()
+        self._owner = 0
+        self._waiting = 0
+        self._under_way: set[str] = set()
+        self._items: SimpleQueue[_Item | None] | None = None
+
+    def submit(self, work: Callable[[], T], name: str | None = None) -> Future[T]:
+        """Call `work` in the thread, after all that was given before.
+
+        In a group this is for what goes on beside the training: all members submit the same work in
+        the same order.
+
+        Args:
+            name: of the work; nothing else of this name can be given until it is done.
+
+        Raises:
+            ConfigError: if something of this name is under way.
+        """
+        future: Future[T] = Future()
+        with self._state:
+            self._claim(name)
+            if self._items is None:
+                self._items = SimpleQueue()
+                threading.Thread(
+                    target=self._serve, args=(self._items,), name=self._thread_name, daemon=True
+                ).start()
+            self._waiting += 1
+            self._items.put((work, future, name))
+        return future
+
+    def run(self, work: Callable[[], T], name: str | None = None) -> T:
+        """Call `work` here, after all that was given before, and return its result.
+
+        While the thread is idle this costs two locks, and no switch to another thread.
+
+        Raises:
+            ConfigError: see `submit`.
+        """
+        if self._owner == threading.get_ident():
+            return work()
+        with self._state:
+            # Work that waits was given before, and must not be overtaken.
+            mine = not self._waiting and self._turn.acquire(blocking=False)
+            if mine:
+                self._claim(name)
+        if not mine:
+            return self.submit(work, name).result()
+        self._owner = threading.get_ident()
+        try:
+            return work()
+        finally:
+            self._owner = 0
+            with self._state:
+                self._under_way.discard(name or "")
+            self._turn.release()
+
+    def close(self) -> None:
+        """End the thread after the submitted calls. `submit` would start another one."""
+        with self._state:
+            items, self._items = self._items, None
+        if items is not None:
+            items.put(None)
+
+    def _serve(self, items: SimpleQueue[_Item | None]) -> None:
+        while (item := items.get()) is not None:
+            work, future, name = item
+            try:
+                with self._turn:
+                    self._owner = threading.get_ident()
+                    try:
+                        result = work()
+                    finally:
+                        self._owner = 0
+            except BaseException as error:  # noqa: BLE001 (it is the waiter's)
+                self._done(name, future.set_exception, error)
+            else:
+                self._done(name, future.set_result, result)
+
+    def _done(self, name: str | None, report: Callable[[Any], None], outcome: Any) -> None:
+        with self._state:
+            self._waiting -= 1
+            self._under_way.discard(name or "")
+        # Last: whoever waits may give work of the same name at once, and callbacks run in here.
+        report(outcome)
+
+    def _claim(self, name: str | None) -> None:
+        if name in self._under_way:
+            raise ConfigError(
+                f"{name} is under way already: give each operation a name of its own, or "
+                "synchronize the first one before the next"
+            )
+        if name:
+            self._under_way.add(name)
 
 
 def _operation(
@@ -436,3 +556,66 @@ class Group(SerialExecutor):
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(1) if tensor.dim() == 0 else tensor.contiguous()
+
+
+CONNECT_TIMEOUT_S = 300.0
+"""Until the members have reached each other, at most."""
+
+
+def connect(
+    rank: int,
+    size: int,
+    all_gather: Callable[[Any], list[Any]],
+    host: str,
+    timeout_s: float,
+) -> Group:
+    """Connect the members of a world; all of them call this.
+
+    Args:
+        all_gather: exchanges plain values of the members, returned by rank, over connections that
+            outsiders cannot read.
+        host: under which the other members reach this one.
+        timeout_s: of the connecting, and of each operation.
+
+    Raises:
+        FrameworkMissingError: if not all members have PyTorch, whose gloo and NCCL connect them.
+        CollectiveError: if they do not reach each other.
+    """
+    if size == 1:
+        return Group(0, (rank,), Alone())
+    note_exchange()
+    has_torch = find_spec("torch") is not None
+    # First, so that its port can travel with the other values.
+    store = _store(host, 0, rank, timeout_s) if has_torch and rank == 0 else None
+    hello = {"torch": has_torch, "key": secrets.token_bytes(32), "host": host}
+    everyone = all_gather({**hello, "port": store.port if store else 0})
+    if missing := [number for number, each in enumerate(everyone) if not each["torch"]]:
+        raise FrameworkMissingError(
+            f"{len(missing)} of {size} nodes have no PyTorch (ranks {missing[:8]}), by which nodes "
+            "of any framework exchange tensors. Install it on all of them: pip install torch"
+        )
+    first = everyone[0]
+    store = store or _store(first["host"], first["port"], rank, timeout_s)
+    key = first["key"]
+
+    def wire(number: str, rank: int, size: int) -> Transport:
+        from torch.distributed import PrefixStore
+
+        # Groups share the store, and each has names of its own in it.
+        return Transport(rank, size, PrefixStore(number, store), host, timeout_s)
+
+    return Group(rank, range(size), wire("world", rank, size), key, wire)
+
+
+def _store(host: str, port: int, rank: int, timeout_s: float) -> Any:
+    """Return the store of rank 0, which listens on a free port; the others reach it there."""
+    from torch.distributed import TCPStore
+
+    timeout = timedelta(seconds=min(timeout_s, CONNECT_TIMEOUT_S))
+    try:
+        return TCPStore(host, port, None, rank == 0, timeout, wait_for_workers=False)
+    except RuntimeError as error:
+        raise CollectiveError(
+            f"rank {rank} does not reach rank 0 at {host}:{port}: {error}. Nodes must reach each "
+            "other on all ports"
+        ) from error

@@ -402,7 +402,7 @@ def _node(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
 
 def _exchange(ctx: NodeContext) -> float | str:
     """Return the seconds of one all-reduce between the nodes, or why there is none."""
-    from sparkdl.collectives.connect import connect
+    from sparkdl.collectives.group import connect
     from sparkdl.collectives.transport import Op, Reduction
 
     try:

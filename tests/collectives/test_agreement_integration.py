@@ -138,7 +138,7 @@ def perform(plays: list[Play], ctx: NodeContext) -> list[list[tuple[str, Any]]]:
 
     That is `done`, `refused` or `failed`, and what was returned or said.
     """
-    from sparkdl.collectives.connect import connect
+    from sparkdl.collectives.group import connect
 
     group: Any = connect(ctx.rank, SIZE, ctx.all_gather, ctx.member.host, _TIMEOUT_S)
     found = [act_out(group, play) for play in plays]

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdl.collectives.connect import connect
 from sparkdl.collectives.group import (
     Call,
     Group,
     Kind,
+    SerialExecutor,
+    connect,
     last_to_join,
     objection,
     open_sealed,
     sealed,
 )
-from sparkdl.collectives.serial import SerialExecutor
 from sparkdl.collectives.transport import Op, Reduction, Transport
 from sparkdl.core.errors import CollectiveError, ConfigError, FrameworkMissingError
 

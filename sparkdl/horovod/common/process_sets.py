@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collectives.connect import connect
-from sparkdl.collectives.group import Group
+from sparkdl.collectives.group import Group, connect
 from sparkdl.core.errors import CollectiveError, ConfigError
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.world import Member

@@ -17,12 +17,15 @@ from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
 from sparkdl.horovod.common.compression import Compression, Compressor
 from sparkdl.horovod.keras import callbacks
 from sparkdl.horovod.tensorflow import mpi_ops
-from sparkdl.horovod.tensorflow.functions import (
+from sparkdl.horovod.tensorflow.mpi_ops import (
+    allgather,
     allgather_object,
+    barrier,
+    broadcast,
     broadcast_object,
     broadcast_variables,
+    join,
 )
-from sparkdl.horovod.tensorflow.mpi_ops import barrier, join
 from sparkdl.horovod.tensorflow.optimizer import DistributedOptimizer
 
 __all__ = [
@@ -50,9 +53,6 @@ def __getattr__(name: str) -> Any:
     if name == "LogCallback":  # of Databricks' sparkdl
         return callbacks.LogCallback
     return missing_name(__name__, name)
-
-
-allgather, broadcast = mpi_ops.allgather, mpi_ops.broadcast
 
 
 def allreduce(value: Any, name: str | None = None, **options: Any) -> Any:

@@ -16,7 +16,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.common import group_of, rank, size
 from sparkdl.horovod.common.process_sets import log_to_driver, report_step
-from sparkdl.horovod.tensorflow.functions import broadcast_variables
+from sparkdl.horovod.tensorflow.mpi_ops import broadcast_variables
 from sparkdl.horovod.tensorflow.optimizer import build
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.spark import torch as torch_face
 from sparkdl.horovod.spark.common.estimator import Fit, HorovodEstimator, inputs_by_column
 from sparkdl.horovod.spark.common.params import row
-from sparkdl.horovod.spark.torch_modules import multiply_rates
+from sparkdl.horovod.spark.torch import multiply_rates
 from sparkdl.lightning import TRAINERS
 from sparkdl.ml.estimators import torch_estimator as ml
 from sparkdl.ml.scoring.torch import module_signature

@@ -9,23 +9,22 @@ import functools
 import sys
 
 from sparkdl.core.namesakes import missing_name
-from sparkdl.horovod.common import basics, compression, elastic
-from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
-from sparkdl.horovod.tensorflow import functions, mpi_ops
-from sparkdl.horovod.tensorflow.functions import *  # noqa: F403 (all of it)
-from sparkdl.horovod.tensorflow.gradients import DistributedGradientTape
+from sparkdl.horovod.common import compression, elastic
+from sparkdl.horovod.tensorflow import mpi_ops
 from sparkdl.horovod.tensorflow.mpi_ops import *  # noqa: F403 (all of it)
-from sparkdl.horovod.tensorflow.optimizer import DistributedOptimizer
+from sparkdl.horovod.tensorflow.optimizer import DistributedGradientTape, DistributedOptimizer
 
 __all__ = [
-    *basics.__all__,
-    *functions.__all__,
-    *mpi_ops.OPERATIONS,
+    *mpi_ops.__all__,
     "DistributedGradientTape",
     "DistributedOptimizer",
     "elastic",
 ]
 
 # Where Horovod's programs import them from.
-sys.modules |= {f"{__name__}.elastic": elastic, f"{__name__}.compression": compression}
+sys.modules |= {
+    f"{__name__}.compression": compression,
+    f"{__name__}.elastic": elastic,
+    f"{__name__}.functions": mpi_ops,
+}
 __getattr__ = functools.partial(missing_name, __name__)

@@ -11,7 +11,7 @@ call something else.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sparkdl.collectives.transport import Op, Reduction
@@ -34,15 +34,30 @@ from sparkdl.horovod.common.operations import (
     Call,
     reduction,
 )
-from sparkdl.horovod.common.process_sets import join_all, root_in
-from sparkdl.horovod.tensorflow.exchange import operate, tensorflow_errors, with_rows
+from sparkdl.horovod.common.process_sets import (
+    allgather_object,
+    broadcast_object,
+    join_all,
+    root_in,
+)
+from sparkdl.horovod.tensorflow.exchange import (
+    broadcast_all,
+    members,
+    operate,
+    tensorflow_errors,
+    with_rows,
+)
 
-OPERATIONS = (
-    *("Compression", "allgather", "allreduce", "alltoall", "barrier", "broadcast"),
+__all__ = [
+    *basics.__all__,
+    "allgather_object",
+    "broadcast_object",
+    *("Compression", "allgather", "allreduce", "alltoall", "barrier"),
+    *("broadcast", "broadcast_variables"),
     *("grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join"),
     "reducescatter",
-)
-__all__ = [*basics.__all__, *OPERATIONS]
+]
+
 
 __getattr__ = functools.partial(missing_name, __name__)
 
@@ -243,6 +258,35 @@ def join() -> int:
     """
     _not_in_graph("join")
     return join_all()
+
+
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> None:
+    """Give variables the values that they have on `root_rank`; all travel as one.
+
+    Args:
+        variables: of TensorFlow or Keras; the same on all members, in the same order.
+        inplace: accepted for Horovod's sake.
+
+    Raises:
+        ConfigError: if no member has that rank.
+        CollectiveError: if members are lost, late, or have other variables.
+    """
+    import tensorflow as tf
+
+    targets = list(variables)
+    group = members(process_set)
+    root_in(group, root_rank)
+    if not targets or group.size == 1:
+        return
+    values = [tf.convert_to_tensor(variable) for variable in targets]
+    results = broadcast_all(values, root_rank, process_set)
+    for variable, value in zip(targets, results, strict=True):
+        variable.assign(value)
 
 
 def _not_in_graph(what: str) -> None:

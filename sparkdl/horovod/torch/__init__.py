@@ -12,24 +12,24 @@ import sys
 from typing import Any
 
 from sparkdl.core.namesakes import missing_name
-from sparkdl.horovod.common import basics, compression, elastic
-from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
-from sparkdl.horovod.torch import functions, mpi_ops
-from sparkdl.horovod.torch.functions import *  # noqa: F403 (all of it)
+from sparkdl.horovod.common import compression, elastic
+from sparkdl.horovod.torch import mpi_ops
 from sparkdl.horovod.torch.mpi_ops import *  # noqa: F403 (all of it)
 from sparkdl.horovod.torch.optimizer import DistributedOptimizer
 
 __all__ = [
-    *basics.__all__,
-    *functions.__all__,
-    *mpi_ops.OPERATIONS,
+    *mpi_ops.__all__,
     "DistributedOptimizer",
     "SyncBatchNorm",  # noqa: F405 (`__getattr__` gives it)
     "elastic",
 ]
 
 # Where Horovod's programs import them from.
-sys.modules |= {f"{__name__}.elastic": elastic, f"{__name__}.compression": compression}
+sys.modules |= {
+    f"{__name__}.compression": compression,
+    f"{__name__}.elastic": elastic,
+    f"{__name__}.functions": mpi_ops,
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from sparkdl.collectives.group import Group
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.namesakes import missing_name
-from sparkdl.horovod.common import basics, group_of
+from sparkdl.horovod.common import basics, group_of, rank
 from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
 from sparkdl.horovod.common.basics import (
     Average,
@@ -28,6 +31,7 @@ from sparkdl.horovod.common.basics import (
     global_process_set,
 )
 from sparkdl.horovod.common.compression import Compression, Compressor, narrowed
+from sparkdl.horovod.common.elastic import on_cpu
 from sparkdl.horovod.common.operations import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -37,31 +41,164 @@ from sparkdl.horovod.common.operations import (
     Call,
     Counts,
     Tensors,
+    fill,
     reduction,
 )
-from sparkdl.horovod.common.process_sets import join_all
-from sparkdl.horovod.torch.kernels import (  # noqa: F401 (two are operations)
-    Operation,
-    poll,
-    synchronize,
-)
+from sparkdl.horovod.common.process_sets import allgather_object, broadcast_object, join_all
 
 if TYPE_CHECKING:
     import torch
 
-OPERATIONS = (
-    *("Compression", "allgather", "allgather_async", "allreduce", "allreduce_", "allreduce_async"),
-    *("allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_"),
-    *("broadcast_async", "broadcast_async_", "grouped_allgather", "grouped_allgather_async"),
+__all__ = [
+    *basics.__all__,
+    "allgather_object",
+    "broadcast_object",
+    *("Compression", "allgather", "allgather_async", "allreduce"),
+    *("allreduce_", "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async"),
+    *("barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_"),
+    *("broadcast_optimizer_state", "broadcast_parameters"),
+    *("grouped_allgather", "grouped_allgather_async"),
     *("grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async"),
     *("grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "join"),
     *("poll", "reducescatter", "reducescatter_async", "synchronize"),
-)
-__all__ = [*basics.__all__, *OPERATIONS]
+]
+
 
 __getattr__ = functools.partial(missing_name, __name__)
 
+T = TypeVar("T")
 Codec = type[Compressor]
+
+
+@cache
+def _function() -> Any:
+    """Return a function of autograd, whose class needs PyTorch."""
+    import torch
+
+    class Function(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, operation: Operation, group: Group, *tensors: torch.Tensor) -> Any:
+            work = partial(operation.call.move, group, tensors)
+            results, ctx.counts = group.run(work, operation.full_name)
+            ctx.call, ctx.group, ctx.shapes = operation.call, group, [t.shape for t in tensors]
+            operation.counts[:] = ctx.counts
+            # Autograd refuses gradients of whole numbers.
+            whole = [r for r in results if not (r.is_floating_point() or r.is_complex())]
+            ctx.mark_non_differentiable(*whole)
+            return tuple(results)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            mine = ctx.call.gradient(ctx.group, grads, ctx.counts)
+            pairs = zip(mine, ctx.shapes, strict=True)
+            return None, None, *(grad.reshape(shape) for grad, shape in pairs)
+
+    return Function
+
+
+def synchronize(handle: Future[Any]) -> Any:
+    """Wait for an operation, and return its result.
+
+    Raises:
+        CollectiveError: if it failed; `HorovodInternalError` is its other name.
+        ConfigError: if it is no handle.
+    """
+    return _checked(handle).result()
+
+
+def poll(handle: Future[Any]) -> bool:
+    """Whether an operation is done, so that `synchronize` returns at once.
+
+    Raises: ConfigError: if it is no handle.
+    """
+    return _checked(handle).done()
+
+
+def _checked(handle: Future[Any]) -> Future[Any]:
+    if not isinstance(handle, Future):
+        raise ConfigError(f"{handle!r} is no handle: give what an _async operation returned")
+    return handle
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A call of an operation with its tensors; one method for each form runs it.
+
+    Attributes:
+        finish: makes the returned values, one a tensor, from the results and the counts.
+        is_grouped: whether all of that is returned, or the first alone.
+        counts: of the operation that `run` has done.
+    """
+
+    call: Call
+    tensors: Tensors
+    finish: Callable[[Tensors, Counts], Sequence[Any]] = lambda results, counts: results
+    is_grouped: bool = False
+    counts: Counts = field(default_factory=list)
+
+    def run(self) -> Any:
+        """Do it; gradients flow back."""
+        results = _function().apply(self, self.call.group, *self.tensors)
+        return self._finished(results, self.counts)
+
+    def run_in_place(self) -> Any:
+        """Change the tensors themselves, and return them."""
+        group = self.call.group
+        return self._finished(
+            *group.run(partial(self.call.move, group, self.tensors, True), self.full_name)
+        )
+
+    def start(self, in_place: bool = False) -> Future[Any]:
+        """Start it beside the caller, and return a handle for `synchronize`; without gradients.
+
+        Raises:
+            ConfigError: if an operation of this kind and name is under way.
+        """
+        group = self.call.group
+
+        def work() -> Any:
+            return self._finished(*self.call.move(group, self.tensors, in_place))
+
+        ready = after_stream_of(self.tensors[0], work) if self.tensors else work
+        return group.submit(ready, self.full_name)
+
+    def start_in_place(self) -> Future[Any]:
+        """Start to change the tensors themselves, and return a handle for `synchronize`."""
+        return self.start(in_place=True)
+
+    @property
+    def full_name(self) -> str | None:
+        """The name that nothing else under way has; `None` for an operation without a name."""
+        kind = f"grouped_{self.call.row.name}" if self.is_grouped else self.call.row.name
+        return f"{kind} {self.call.name!r}" if self.call.name else None
+
+    def _finished(self, results: Tensors, counts: Counts) -> Any:
+        finished = self.finish(results, counts)
+        return list(finished) if self.is_grouped else finished[0]
+
+
+def after_stream_of(tensor: torch.Tensor, work: Callable[[], T]) -> Callable[[], T]:
+    """Return `work` for another thread, which waits there for what made `tensor`, on its GPU.
+
+    Its result is complete when it returns. On the CPU that is so anyway.
+    """
+    if not tensor.is_cuda:
+        return work
+    import torch
+
+    # The thread has another stream, which does not wait for this one by itself.
+    made = torch.cuda.Event()
+    made.record(torch.cuda.current_stream(tensor.device))
+
+    def on_gpu() -> T:
+        with torch.cuda.device(tensor.device):
+            stream = torch.cuda.current_stream()
+            stream.wait_event(made)
+            result = work()
+            stream.synchronize()
+            return result
+
+    return on_gpu
 
 
 def _form(
@@ -277,3 +414,64 @@ def join(device: int = -1) -> int:
         ConfigError: if there is an optimizer of a process set, which would wait for ever.
     """
     return join_all()
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[Any],
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Fill tensors with those of process `root_rank`.
+
+    Args:
+        params: like `model.state_dict()`, `model.named_parameters()` or `model.parameters()`.
+        root_rank: in the world.
+
+    Raises:
+        ConfigError: if these are no tensors, or `root_rank` is not in the process set.
+        CollectiveError: if a process was lost, did not come in time, or has other tensors.
+    """
+    import torch
+
+    if isinstance(params, Mapping):
+        # A dict's order may differ between processes.
+        pairs = sorted(params.items())
+    elif isinstance(params, Iterable):
+        pairs = [param if isinstance(param, tuple) else ("", param) for param in params]
+    else:
+        raise ConfigError(
+            f"params of type {type(params).__name__}: must be named tensors, like "
+            "model.state_dict() or model.named_parameters()"
+        )
+    tensors = [value for _, value in pairs if value is not None]
+    for name, value in pairs:
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise ConfigError(
+                f"params[{name!r}] is a {type(value).__name__}, not a tensor: use broadcast_object"
+            )
+    group = group_of(process_set)
+    group.run(partial(fill, group, [tensor.detach() for tensor in tensors], root_rank))
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int = 0,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give an optimizer the state and the options of that of process `root_rank`.
+
+    Works for all optimizers of PyTorch, LBFGS included, and without a step before.
+
+    Args:
+        root_rank: in the world.
+        model: accepted; sparse parameters need no special care here.
+
+    Raises:
+        ConfigError: if `root_rank` is not in the process set.
+        CollectiveError: if a process was lost, or did not come in time.
+    """
+    state = on_cpu(optimizer.state_dict()) if rank() == root_rank else None
+    state = broadcast_object(state, root_rank, None, process_set)
+    if rank() != root_rank:
+        optimizer.load_state_dict(state)

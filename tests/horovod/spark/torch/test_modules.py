@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.spark.torch_modules import (
+from sparkdl.horovod.spark.torch import (
     Losses,
     OptimizerMaker,
     history_of,
