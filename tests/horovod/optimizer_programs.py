@@ -36,7 +36,6 @@ def cases(hvd: Any) -> dict[str, dict[str, Any]]:
         "two passes": {"backward_passes_per_step": 2, "passes": 2},
         "predivided": {"gradient_predivide_factor": 1.5},
         "fp16": {"compression": hvd.Compression.fp16},
-        "bf16": {"compression": hvd.Compression.bf16},
         "groups": {"num_groups": 2},
     }
 

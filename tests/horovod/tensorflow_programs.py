@@ -80,8 +80,8 @@ def scales() -> dict[str, Any]:
     ones, whole = tf.ones([2]), tf.constant([7, 7])
     scaled = hvd.allreduce(ones, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
     odd = hvd.allreduce(whole * (hvd.rank() + 1), average=True, postscale_factor=0.5)
-    small = hvd.allreduce(ones / 3, compression=hvd.Compression.bf16)
-    return {"float": scaled.numpy(), "int": odd.numpy(), "bf16": small.numpy()}
+    small = hvd.allreduce(ones / 3, compression=hvd.Compression.fp16)
+    return {"float": scaled.numpy(), "int": odd.numpy(), "fp16": small.numpy()}
 
 
 def keeps_the_order_of_the_program_in_graphs() -> Any:

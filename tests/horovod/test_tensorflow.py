@@ -96,8 +96,8 @@ def test_factors_and_compression(ranks: list[dict[str, Any]]) -> None:
     for found in both(ranks, "scales"):
         np.testing.assert_array_equal(found["float"], [3.0, 3.0])
         np.testing.assert_array_equal(found["int"], [5, 5])  # (7 + 14) / 2 = 10, times 0.5
-        np.testing.assert_allclose(found["bf16"], [1 / 3] * 2, rtol=2**-8)
-        assert found["bf16"][0] != np.float32(1 / 3)
+        np.testing.assert_allclose(found["fp16"], [1 / 3] * 2, rtol=2**-11)
+        assert found["fp16"][0] != np.float32(1 / 3)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

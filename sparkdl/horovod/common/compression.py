@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+__all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
 class Compressor:
@@ -29,19 +29,20 @@ class NoneCompressor(Compressor):
     """Nothing is changed."""
 
 
-class _Cast(Compressor):
-    """Floating-point numbers travel in a narrower dtype, others as they are."""
+class FP16Compressor(Compressor):
+    """Floating-point numbers travel as float16, others as they are.
 
-    dtype = ""
+    float16 has 11 bits of precision; sums beyond 65504 overflow.
+    """
 
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor in the narrower dtype, and its own."""
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return the tensor in float16, and its own dtype."""
         if hasattr(tensor, "is_floating_point"):  # of PyTorch
             is_wide = tensor.is_floating_point() and tensor.element_size() > 2
         else:
             is_wide = tensor.dtype.is_floating and tensor.dtype.size > 2
-        return (_cast(tensor, cls.dtype), tensor.dtype) if is_wide else (tensor, None)
+        return (_cast(tensor, "float16"), tensor.dtype) if is_wide else (tensor, None)
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
@@ -53,22 +54,10 @@ def _cast(tensor: Any, dtype: Any) -> Any:
     if hasattr(tensor, "is_floating_point"):
         import torch
 
-        return tensor.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        return tensor.to(torch.float16 if dtype == "float16" else dtype)
     import tensorflow as tf
 
     return tf.cast(tensor, dtype)
-
-
-class FP16Compressor(_Cast):
-    """float16: 11 bits of precision; sums beyond 65504 overflow."""
-
-    dtype = "float16"
-
-
-class BF16Compressor(_Cast):
-    """bfloat16: 8 bits of precision, the range of float32. Horovod has it in MXNet only."""
-
-    dtype = "bfloat16"
 
 
 class Compression:
@@ -76,7 +65,6 @@ class Compression:
 
     none = NoneCompressor
     fp16 = FP16Compressor
-    bf16 = BF16Compressor
 
 
 def narrowed(

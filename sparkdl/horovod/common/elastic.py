@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
@@ -20,8 +20,6 @@ import numpy as np
 
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.namesakes import missing_name
-from sparkdl.datasets.keras_epochs import FEEDS, let_epochs_differ
-from sparkdl.frameworks.keras_checkpoint import FeedCount
 from sparkdl.horovod.common.process_sets import group_of, place
 from sparkdl.node.context import NodeContext, current
 
@@ -112,16 +110,13 @@ class ObjectState:
         for callback in self._reset_callbacks:
             callback()
 
-    def commit(self, batches: int | Mapping[str, int] | None = None) -> None:
+    def commit(self) -> None:
         """Keep the state as it is now, in a checkpoint; all processes call it, at the same step.
 
         A restart resumes here. Without `checkpoint_dir` it is kept in memory alone, for `restore`.
 
-        Args:
-            batches: how many batches of the feed, or of each, the model has used since `map_fun`
-                began; needed where tf.data or workers of a DataLoader read ahead. Not Horovod's.
-
         Raises:
+            ConfigError: if a feed is read ahead, by tf.data or workers of a DataLoader.
             CheckpointError: if it could not be written, or a process has not called this in time.
         """
         self.save()
@@ -137,7 +132,7 @@ class ObjectState:
         # Checkpoints are numbered on over restarts: a smaller number would not be the newest.
         self._commits = max(self._commits, ctx.last_checkpoint.step if ctx.last_checkpoint else 0)
         self._commits += 1
-        with ctx.checkpoint(self._commits, batches) as folder:
+        with ctx.checkpoint(self._commits) as folder:
             if place().rank == 0:
                 (folder / _FILE).write_bytes(cloudpickle.dumps(self._kept))
 
@@ -391,8 +386,6 @@ class CommitState:
         ConfigError: if that is no number from 1.
     """
 
-    params: dict[str, Any] | None  # of Keras
-
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         super().__init__()
         if batches_per_commit < 1:
@@ -400,30 +393,21 @@ class CommitState:
         self.state = state
         self.batches_per_commit = batches_per_commit
         self._batches, self._is_due = 0, False
-        self._count: FeedCount | None = None
-        let_epochs_differ()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._batches, self._is_due, ctx = 0, False, current()
-        self._count = None if ctx is None else FeedCount(ctx)
+        self._batches, self._is_due = 0, False
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._commit()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._batches += 1
-        if self._count is not None:
-            self._count.in_epoch = batch + 1
         self._is_due = self._is_due or self._batches % self.batches_per_commit == 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._count is not None:
-            if (self.params or {}).get("steps") is None:
-                self._count.reach_end()
-            self._count.end_epoch()
         self._is_due = True
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -432,17 +416,7 @@ class CommitState:
     def _commit(self) -> None:
         if self._is_due:
             self._is_due = False
-            # `fit` reads a dataset ahead, so that only its own count says what the model has used.
-            is_fed = (ctx := current()) is not None and ctx.batches_given()
-            counts = self._count.counts() if self._count is not None else {}
-            self.state.commit(**({"batches": counts} if is_fed else {}))
-
-    def _train_on(self, feeds: list[str]) -> None:
-        if self._count is not None:
-            self._count.train_on(feeds)
-
-
-setattr(CommitState, FEEDS, CommitState._train_on)
+            self.state.commit()
 
 
 @functools.cache

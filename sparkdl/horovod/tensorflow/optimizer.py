@@ -102,7 +102,7 @@ def DistributedGradientTape(  # noqa: N802, PLR0913 (Horovod's name and argument
 
     Args:
         gradtape: a `tf.GradientTape`.
-        compression: `Compression.fp16` or `bf16` for half the bytes.
+        compression: `Compression.fp16` for half the bytes.
         sparse_as_dense: reduce `tf.IndexedSlices` as the tensors they stand for.
         op: Average or Sum; Min, Max and Product as well.
         gradient_predivide_factor: with Average, gradients are divided by it before they are
