@@ -94,89 +94,6 @@ def run(  # noqa: PLR0913 (Horovod's options)
     refuse(use_mpi=use_mpi, nics=nics, executable=executable)
     printer = _printer(stdout, stderr, verbose, prefix_output_with_timestamp)
     task = Task(fn, tuple(args), kwargs or {}, env or {}, bool(printer))
-    return _results(task, num_proc, start_timeout, printer, options)
-
-
-def run_elastic(  # noqa: PLR0913 (Horovod's options)
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    num_proc: int | None = None,
-    min_num_proc: int | None = None,
-    max_num_proc: int | None = None,
-    start_timeout: float | None = None,
-    elastic_timeout: float | None = None,
-    reset_limit: int | None = None,
-    env: Mapping[str, str] | None = None,
-    stdout: TextIO | None = None,
-    stderr: TextIO | None = None,
-    verbose: int | None = 1,
-    nics: Any = None,
-    prefix_output_with_timestamp: bool = False,
-    min_np: int | None = None,
-    max_np: int | None = None,
-    checkpoint_dir: str | None = None,
-    **options: Any,
-) -> list[Any]:
-    """Call `fn` as `run` does, again and again after failures, at the last `state.commit()`.
-
-    Args:
-        fn, args, kwargs, num_proc, start_timeout, env, stdout, stderr, verbose: see `run`. After a
-            loss lines still begin with the rank that their process had at the start.
-        min_num_proc: with how many to go on if lost ones do not come back; by default all.
-        max_num_proc: accepted; there are never more than `num_proc`.
-        elastic_timeout: seconds that a restart waits for lost processes; by default
-            `HOROVOD_ELASTIC_TIMEOUT`, or 600.
-        reset_limit: how many restarts there may be within an hour; by default 1000.
-        min_np, max_np: Horovod's older names.
-        checkpoint_dir: path or URL of a folder that all nodes reach, where commits are kept; a
-            training resumes from the last one in it. By default a temporary one, if all processes
-            are on this machine.
-        options: see `run`.
-
-    Returns:
-        The results of the processes that were there at the end, by rank.
-
-    Raises:
-        ConfigError: without `checkpoint_dir` on a cluster; see `run`.
-        NodeFailedError: if it failed more often than that, or twice the same way.
-    """
-    refuse(nics=nics)
-    if elastic_timeout is None:
-        elastic_timeout = _seconds("HOROVOD_ELASTIC_TIMEOUT", _START_TIMEOUT_S)
-    printer = _printer(stdout, stderr, verbose, prefix_output_with_timestamp)
-    task = Task(fn, tuple(args), kwargs or {}, env or {}, bool(printer))
-    options |= {
-        "checkpoint_dir": checkpoint_dir,
-        "max_restarts": _ENDLESS_RESTARTS if reset_limit is None else reset_limit,
-        "recovery": replace(
-            options.get("recovery", Recovery()),
-            min_nodes=min_num_proc or min_np,
-            wait_s=elastic_timeout,
-        ),
-    }
-    return _results(task, num_proc, start_timeout, printer, options)
-
-
-def default_num_proc(spark: SparkSession | None = None) -> int:
-    """Return Spark's default parallelism.
-
-    Raises:
-        ConfigError: without a Spark session, or with one of Spark Connect, which does not show it.
-    """
-    context = context_of(session_of(spark))
-    if context is None:
-        raise ConfigError("a Spark Connect server does not show its cores: set num_proc")
-    return int(context.defaultParallelism)
-
-
-def _results(
-    task: Task,
-    num_proc: int | None,
-    start_timeout: float | None,
-    printer: _Printer | None,
-    options: dict[str, Any],
-) -> list[Any]:
     if any(not isinstance(item, str) for pair in task.env.items() for item in pair):
         raise ConfigError(f"env={task.env!r}: names and values must be strings")
     spark, is_one_machine = options.pop("spark", None), True
@@ -218,6 +135,71 @@ def _results(
             options["checkpoint_dir"] = f"{task.folder}/commits"
         cluster = stack.enter_context(launch(spark, task, None, num_proc, **options))
         return [value_of(data) for data in cluster.results()]
+
+
+def run_elastic(  # noqa: PLR0913 (Horovod's options)
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    *,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    checkpoint_dir: str | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Call `fn` as `run` does, again and again after failures, at the last `state.commit()`.
+
+    Args:
+        fn, args, kwargs, num_proc, start_timeout: see `run`. After a loss lines still begin with
+            the rank that their process had at the start.
+        min_num_proc: with how many to go on if lost ones do not come back; by default all.
+        max_num_proc: accepted; there are never more than `num_proc`.
+        elastic_timeout: seconds that a restart waits for lost processes; by default
+            `HOROVOD_ELASTIC_TIMEOUT`, or 600.
+        reset_limit: how many restarts there may be within an hour; by default 1000.
+        min_np, max_np: Horovod's older names.
+        checkpoint_dir: path or URL of a folder that all nodes reach, where commits are kept; a
+            training resumes from the last one in it. By default a temporary one, if all processes
+            are on this machine.
+        options: of `run`, by keyword.
+
+    Returns:
+        The results of the processes that were there at the end, by rank.
+
+    Raises:
+        ConfigError: without `checkpoint_dir` on a cluster; see `run`.
+        NodeFailedError: if it failed more often than that, or twice the same way.
+    """
+    if elastic_timeout is None:
+        elastic_timeout = _seconds("HOROVOD_ELASTIC_TIMEOUT", _START_TIMEOUT_S)
+    options |= {
+        "checkpoint_dir": checkpoint_dir,
+        "max_restarts": _ENDLESS_RESTARTS if reset_limit is None else reset_limit,
+        "recovery": replace(
+            options.get("recovery", Recovery()),
+            min_nodes=min_num_proc or min_np,
+            wait_s=elastic_timeout,
+        ),
+    }
+    return run(fn, args, kwargs, num_proc, start_timeout, **options)
+
+
+def default_num_proc(spark: SparkSession | None = None) -> int:
+    """Return Spark's default parallelism.
+
+    Raises:
+        ConfigError: without a Spark session, or with one of Spark Connect, which does not show it.
+    """
+    context = context_of(session_of(spark))
+    if context is None:
+        raise ConfigError("a Spark Connect server does not show its cores: set num_proc")
+    return int(context.defaultParallelism)
 
 
 @dataclass(frozen=True)
