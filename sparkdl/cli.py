@@ -147,13 +147,14 @@ def _stdout_kept() -> Iterator[TextIO]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from sparkdl.horovod.runner import Command, run
+    from sparkdl.horovod.runner import program_of, run
 
     given = {name: value for name, value in vars(options).items() if value is not None}
     for name in ("command", "function", "gloo", "verbose"):
         del given[name]
     try:
-        run(Command.parse(given.pop("program")), **given)
+        script, arguments = program_of(given.pop("program"))
+        run(script.run, (arguments,), **given)
     except NodeFailedError as error:
         cause = error.root_cause
         is_seen = cause.kind in ("exception", "exit")  # its traceback has been printed

@@ -41,9 +41,11 @@ class Script:
     def run(self, arguments: tuple[str, ...]) -> None:
         path, argv, found_in = Path(self.path), list(sys.argv), list(sys.path)
         with scratch_folder() as folder:
-            program = folder / path.name
-            # A copy, because the driver's folder need not exist here.
-            program.write_bytes(self.text)
+            program = path
+            if not path.is_file() or path.read_bytes() != self.text:
+                # A copy, because the driver's folder need not exist here.
+                program = folder / path.name
+                program.write_bytes(self.text)
             sys.argv = [str(program), *arguments]
             sys.path[0:0] = [str(path.parent)] if path.parent.is_dir() else []
             # Tracebacks show its lines: without a time, this entry is kept when the file is gone.

@@ -15,7 +15,7 @@ import pytest
 
 import sparkdl.horovod
 from sparkdl.core.errors import ConfigError, NodeFailedError, ReservationTimeoutError
-from sparkdl.horovod.runner import Command, check_hosts
+from sparkdl.horovod.runner import check_hosts, program_of
 from sparkdl.horovod.spark.common.backend import SparkBackend
 
 
@@ -42,41 +42,29 @@ def test_hosts_that_cannot_work_are_refused(hosts: str, problem: str) -> None:
 
 
 def test_command_lines_of_python_programs_are_read(tmp_path: Path) -> None:
-    script = str(tmp_path / "train.py")
-    Path(script).touch()
-    no_suffix = str(tmp_path / "train")
-    Path(no_suffix).touch()
+    script, no_suffix = str(tmp_path / "train.py"), str(tmp_path / "train")
     options = ("--lr", "0.1", "-np", "3")
-    assert Command.parse(["python", script, *options]) == Command(script, options)
-    assert Command.parse([sys.executable, "-u", script]) == Command(script, ())
-    assert Command.parse([script, *options]) == Command(script, options)
-    assert Command.parse(["python3.11", no_suffix]) == Command(no_suffix, ())
-    module = Command("package.train", options, is_module=True)
-    assert Command.parse(["python3", "-m", "package.train", *options]) == module
+    for path in (script, no_suffix):
+        Path(path).touch()
+    for words in (["python", script], [script], ["/usr/bin/python3.11", "-u", no_suffix]):
+        program, rest = program_of([*words, *options])
+        assert (program.path, rest) == (words[-1], options)
 
 
 @pytest.mark.parametrize(
-    "words",
-    [[], ["python"], ["bash", "run.sh"], ["python", "-c", "1"], ["python", "-m"], ["/bin/ls"]],
+    ("words", "why"),
+    [
+        *(
+            (words, "does not start a Python program")
+            for words in ([], ["python"], ["bash", "run.sh"], ["python", "-c", "1"], ["/bin/ls"])
+        ),
+        (["python", "-m", "train"], "write `python train.py …`"),
+        (["python", "none.py"], r"the program none\.py cannot be read"),
+    ],
 )
-def test_command_lines_of_other_programs_are_refused(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="does not start a Python program"):
-        Command.parse(words)
-
-
-def test_script_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"there is no file none\.py"):
-        Command.parse(["python", "none.py"])
-
-
-def test_interpreter_that_will_not_be_used_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (script := tmp_path / "train.py").touch()
-    Command.parse([sys.executable, str(script)])
-    assert not caplog.records
-    Command.parse([str(tmp_path / "python"), str(script)])
-    assert sys.executable in caplog.text
+def test_command_lines_of_other_programs_are_refused(words: list[str], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        program_of(words)
 
 
 def large_or_none(is_large: bool) -> Any:
