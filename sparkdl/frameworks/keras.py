@@ -11,7 +11,7 @@ them write the same files. `apply_shim` changes, for such strategies only:
   rows to all);
 - only the chief writes. The others save to a folder that is deleted: reading a metric of the model
   is a collective, so all workers must take part in saving;
-- `BackupAndRestore` starts all workers at the same epoch, or none.
+- `BackupAndRestore` is refused.
 """
 
 from __future__ import annotations
@@ -207,38 +207,12 @@ def _checkpoint(stock: Function, callback: Any, *args: Any, **kwargs: Any) -> An
 
 
 def _back_up(stock: Function, callback: Any, *args: Any, **kwargs: Any) -> None:
-    if _writes(callback.model):
-        stock(callback, *args, **kwargs)
-    else:
-        callback.model.save_weights(callback._weights_path, overwrite=True)
-
-
-def _restore(stock: Function, callback: Any, *args: Any, **kwargs: Any) -> None:
-    stock(callback, *args, **kwargs)
-    strategy = _strategy(callback.model)
-    if strategy is None:
-        return
-    epochs = _gather(strategy, callback.model._initial_epoch or 0)
-    if len(set(epochs)) > 1:
+    if _strategy(callback.model) is not None:
         raise ConfigError(
-            f"the workers would resume at different epochs {epochs}: BackupAndRestore found a "
-            f"backup in backup_dir={callback.backup_dir!r} on some of them only; choose a folder "
-            "on storage that all nodes share"
+            "BackupAndRestore on several workers: each could resume at another epoch. Use "
+            "sparkdl.keras.Checkpoint(ctx), from which all of them resume together"
         )
-
-
-def _drop_backup(stock: Function, callback: Any, *args: Any, **kwargs: Any) -> None:
-    if _writes(callback.model):
-        stock(callback, *args, **kwargs)
-    strategy = _strategy(callback.model)
-    if strategy is not None:
-        _gather(strategy, 0)  # so that no worker looks for a backup that is being deleted
-
-
-def _gather(strategy: Any, number: int) -> list[int]:
-    import tensorflow as tf
-
-    return [int(n) for n in strategy.gather(strategy.run(lambda: tf.constant([number])), axis=0)]
+    stock(callback, *args, **kwargs)
 
 
 _LAYERS = "keras.src.layers.preprocessing"
@@ -277,7 +251,5 @@ _PATCHES = (
     Patch("keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5", _TO_FILE, _save),
     Patch("keras.src.models.model:Model.export", ("self", "filepath"), _save),
     Patch(f"{_CALLBACKS}.model_checkpoint:ModelCheckpoint._save_model", ("self",), _checkpoint),
-    Patch(f"{_BACKUP}._save_model", ("self",), _back_up, ("save_weights", "_weights_path")),
-    Patch(f"{_BACKUP}.on_train_begin", ("self", "logs"), _restore),
-    Patch(f"{_BACKUP}.on_train_end", ("self", "logs"), _drop_backup),
+    Patch(f"{_BACKUP}.on_train_begin", ("self", "logs"), _back_up),
 )

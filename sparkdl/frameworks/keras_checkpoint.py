@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -23,32 +23,6 @@ from sparkdl.frameworks.keras import spans_workers
 
 _log = logging.getLogger(__name__)
 _PROGRESS = "training.json"
-
-
-class Context(Protocol):
-    @property
-    def rank(self) -> int:
-        """The node's order among all."""
-
-    @property
-    def num_workers(self) -> int:
-        """How many nodes train."""
-
-    @property
-    def last_checkpoint(self) -> Any:
-        """The checkpoint to resume from, with its `folder`; or `None`."""
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether a checkpoint is wanted now."""
-
-    def checkpoint(
-        self, step: int, batches: int | Mapping[str, int] | None = None
-    ) -> AbstractContextManager[Path]:
-        """Make a checkpoint."""
-
-    def batches_given(self) -> dict[str, int]:
-        """How many batches were handed out, by feed."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -64,7 +38,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 def callback_for(
-    ctx: Context,
+    ctx: Any,
     every_steps: int | None,
     every_epochs: int | None,
     feed: str | None,
@@ -117,7 +91,7 @@ class FeedCount:
         feed: that `fit` trains on, by default what `train_on` is told.
     """
 
-    def __init__(self, ctx: Context, feed: str | None = None) -> None:
+    def __init__(self, ctx: Any, feed: str | None = None) -> None:
         self._ctx, self._feed = ctx, feed
         self._feeds: list[str] | None = None
         """The feeds of `fit`; `None` where it does not say them."""
@@ -166,7 +140,7 @@ class FeedCount:
 class _Saver:
     def __init__(
         self,
-        ctx: Context,
+        ctx: Any,
         every_steps: int | None,
         every_epochs: int | None,
         feed: str | None,
@@ -248,7 +222,7 @@ def _read_progress(folder: Path) -> Progress:
         ) from error
 
 
-def _file(folder: Path, model: Any, ctx: Context, private: Path | None = None) -> Path:
+def _file(folder: Path, model: Any, ctx: Any, private: Path | None = None) -> Path:
     """Return where the model's file is.
 
     Args:
