@@ -9,10 +9,9 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFParal
 
 from __future__ import annotations
 
-import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparkdl.control.values import decode_value, encode_value
-from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ResultError
+from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError
 from sparkdl.core.jobs import named_jobs
 from sparkdl.core.options import Feeding
 from sparkdl.core.settings import Settings
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
 
 __all__ = ["run"]
-
-_log = logging.getLogger(__name__)
 
 
 def run(
@@ -69,6 +66,7 @@ def run(
     Raises:
         ConfigError: if it cannot work as asked; nothing was started.
         NodeFailedError: if a run failed, with all runs at once.
+        ResultError: if what a run returned cannot travel.
         LaunchError: if a run failed otherwise, or could not be started; it names the root cause.
     """
     if num_executors < 1:
@@ -80,7 +78,7 @@ def run(
         options: dict[str, Any] = {"num_gpus": num_gpus(tf_args), "feeding": Feeding(fed=False)}
         _check_slots(session, num_executors, **options)
         with launch(sc, one, tf_args, num_executors, framework="plain", **options) as cluster:
-            return _values(cluster.results())
+            return cluster.results()
     task = RunTask(one, tf_args)
     tasks = session.range(num_executors, numPartitions=num_executors)
     try:
@@ -90,7 +88,7 @@ def run(
         problem = parse_problem(str(error))
         text = f"a run of TFParallel failed: {problem.text if problem else error}"
         raise LaunchError(text) from error
-    return _values(decode_value(bytes(row.returned)) for row in sorted(rows))
+    return [decode_value(bytes(row.returned)) for row in sorted(rows)]
 
 
 @dataclass(frozen=True)
@@ -107,21 +105,14 @@ class Run:
     working_dir: str
     index: int | None = None
 
-    def __call__(self, args: Any, ctx: NodeContext) -> dict[str, Any]:
-        """Run it; return its `value`, or as `problem` why that cannot travel."""
+    def __call__(self, args: Any, ctx: NodeContext) -> Any:
         alone = TFNodeContext(
             executor_id=ctx.executor_id if self.index is None else self.index,
             defaultFS=self.default_fs,
             working_dir=self.working_dir,
         )
         alone.num_workers = self.num_workers
-        returned = {"value": self.map_fn(args, alone)}
-        try:
-            # Tried here, because a value that cannot travel must not fail the run that made it.
-            encode_value(returned)
-        except ResultError as error:
-            return {"problem": str(error)}
-        return returned
+        return self.map_fn(args, alone)
 
 
 @dataclass(frozen=True)
@@ -159,14 +150,3 @@ def _check_slots(spark: SparkSession, runs: int, feeding: Feeding, **options: An
             "Ask for fewer runs, give Spark more executors or cores, or set use_barrier=False, "
             "which starts runs as slots come free"
         )
-
-
-def _values(returned: Iterable[Mapping[str, Any]]) -> list[Any]:
-    values = []
-    for number, one in enumerate(returned):
-        if problem := one.get("problem"):
-            _log.warning(
-                "The result of run %d is lost, and is None in the list: %s", number, problem
-            )
-        values.append(one.get("value"))
-    return values

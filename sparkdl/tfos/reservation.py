@@ -33,7 +33,6 @@ TOKEN_VARIABLE = "SPARKDL_RESERVATION_TOKEN"
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _MAX_NBYTES = 1024 * 1024
-_SERVER = "the TFoS server", "TFOS_SERVER"
 
 
 class Reservations:
@@ -83,44 +82,25 @@ class Server:
         self.address: tuple[str, int] | None = None
         self._listening: tuple[socket.socket, threading.Thread] | None = None
 
-    def get_server_ip(self) -> str:
-        """Return `TFOS_SERVER_HOST`, or this machine's address."""
-        return Environment.read().driver_host or get_ip_address()
+    def start(self, beside: str | None = None) -> tuple[str, int]:
+        """Listen on the first free port of `TFOS_SERVER_PORT`, and return the address.
 
-    def get_server_ports(self) -> list[int]:
-        """Return the ports of `TFOS_SERVER_PORT`, which is `0`, a port or a range like `5000-5010`.
-
-        Raises:
-            ConfigError: if it is none of these.
-        """
-        return list(Environment.read().driver_ports)
-
-    def start_listening_socket(self) -> socket.socket:
-        """Return a socket that listens on the first free port.
+        Args:
+            beside: the host of a coordinator, which may have the only one: then any other is taken.
 
         Raises:
             ConfigError: if none is free.
         """
-        return listening_socket(self.get_server_ip(), self.get_server_ports(), *_SERVER)
-
-    def start(self, beside: str | None = None) -> tuple[str, int]:
-        """Listen, and return the address.
-
-        Args:
-            beside: the host of a coordinator, which has the first free port of `TFOS_SERVER_PORT`:
-                this server takes the next one there, or any where there is none.
-        """
-        if beside is None:
-            sock = self.start_listening_socket()
-        else:
-            sock = listening_socket(beside, [*self.get_server_ports(), 0], *_SERVER)
-        host, port = sock.getsockname()[:2]
+        environment = Environment.read()
+        host = beside or environment.driver_host or get_ip_address()
+        ports = [*environment.driver_ports, *([0] if beside else [])]
+        sock = listening_socket(host, ports, "the TFoS server", "TFOS_SERVER")
+        self.address = sock.getsockname()[:2]
         thread = threading.Thread(
             target=self._listen, args=(sock,), name="sparkdl-reservation", daemon=True
         )
-        self.address, self._listening = (host, port), (sock, thread)
+        self._listening = (sock, thread)
         thread.start()
-        _log.info("Listening for reservations at %s:%d", host, port)
         return self.address
 
     def await_reservations(
@@ -129,21 +109,13 @@ class Server:
         """Wait until all nodes have registered, and return them.
 
         Args:
-            sc: accepted for TensorFlowOnSpark's sake; it is left alone.
-            status: an entry `error` in it ends the wait.
+            sc, status: accepted for TensorFlowOnSpark's sake.
             timeout: seconds.
 
         Raises:
-            LaunchError: if `status` has an error.
             ReservationTimeoutError: if not all came in time.
         """
-
-        def is_over() -> bool:
-            if status and "error" in status:
-                raise LaunchError(f"a node could not be started: {status['error']}")
-            return self.reservations.done()
-
-        return _wait_for(is_over, self.reservations.get, timeout)
+        return _wait_for(self.reservations.done, self.reservations.get, timeout)
 
     def stop(self) -> None:
         """Close the port; does nothing the second time."""

@@ -130,10 +130,11 @@ def test_first_free_port_of_the_range_is_taken(monkeypatch: pytest.MonkeyPatch) 
         port = taken.getsockname()[1]
         monkeypatch.setenv("TFOS_SERVER_PORT", str(port))
         with pytest.raises(ConfigError, match=f"port {port}: .*TFOS_SERVER_PORT"):
-            Server(1).start_listening_socket()
+            Server(1).start()
         monkeypatch.setenv("TFOS_SERVER_PORT", f"{port}-{min(65535, port + 20)}")
-        with Server(1).start_listening_socket() as found:
-            assert port < found.getsockname()[1] <= port + 20
+        it = Server(1)
+        assert port < it.start()[1] <= port + 20
+        it.stop()
 
 
 def test_server_beside_a_coordinator_takes_another_port_where_that_has_the_only_one(
