@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
-from sparkdl.core.options import Feeding, Roles
+from sparkdl.core.options import Roles
 from sparkdl.driver.options import LogLine, Observe
 from sparkdl.frameworks.framework import advice_about
 from sparkdl.node.context import NodeContext
@@ -98,29 +98,6 @@ def test_code_of_another_framework_is_told_which_to_launch_with() -> None:
     assert "framework='torch'" in advice_about(error, "tensorflow")
     assert advice_about(error, "torch") == ""
     assert advice_about(ValueError("RANK"), "tensorflow") == ""
-
-
-def connect(library: str, ctx: NodeContext) -> None:
-    if library == "torch":
-        import_module("torch.distributed").init_process_group("gloo")
-    else:
-        import_module("jax").distributed.initialize()
-
-
-@pytest.mark.parametrize(
-    "library",
-    [
-        pytest.param("torch", marks=pytest.mark.torch),
-        pytest.param("jax", marks=[pytest.mark.jax, pytest.mark.deep]),
-    ],
-)
-def test_failure_of_code_of_another_framework_says_which_to_launch_with(library: str) -> None:
-    advice = f"framework='plain': this code finds .*framework='{library}'"
-    with (
-        pytest.raises(NodeFailedError, match=advice),
-        launch(connect, library, nodes=1, feeding=Feeding(fed=False)) as cluster,
-    ):
-        cluster.results(60)
 
 
 def differentiate(how: str, ctx: NodeContext) -> int:

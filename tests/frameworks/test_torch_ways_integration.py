@@ -1,6 +1,6 @@
-"""Ways of torch.distributed to share a model out, on two nodes, beside one process alone.
+"""A pipeline of torch.distributed on two nodes, beside one process alone.
 
-FSDP is in `test_torch_checkpoint_integration.py`, tensor parallel in the examples, DDP everywhere.
+FSDP is in `test_torch_checkpoint_integration.py`, tensor parallel and RPC in the examples.
 """
 
 from __future__ import annotations
@@ -74,48 +74,6 @@ def by_pipeline(rank: int) -> list[Any]:
     return [p.detach().numpy() for p in part.parameters()]
 
 
-_store: dict[str, Any] = {}
-
-
-def serve(learning_rate: float) -> None:
-    """Make the parameters of the server."""
-    import torch
-
-    net = _net()
-    optimizer = torch.optim.SGD(net.parameters(), learning_rate, momentum=0.9)
-    _store.update(net=net, optimizer=optimizer)
-
-
-def pull() -> list[Any]:
-    return [p.detach() for p in _store["net"].parameters()]
-
-
-def push(gradients: list[Any]) -> None:
-    for parameter, gradient in zip(_store["net"].parameters(), gradients, strict=True):
-        parameter.grad = gradient
-    _store["optimizer"].step()
-
-
-def by_rpc(rank: int) -> list[Any]:
-    """Train on rank 1 with the parameters on rank 0, by torch.distributed.rpc."""
-    import torch
-    from torch.distributed import rpc
-
-    rpc.init_rpc(f"node{rank}", rank=rank, world_size=SIZE)
-    if rank == 1:
-        net = _net()
-        rpc.rpc_sync("node0", serve, (0.5,))
-        for step in range(STEPS):
-            for own, theirs in zip(net.parameters(), rpc.rpc_sync("node0", pull), strict=True):
-                own.data.copy_(theirs)
-            net.zero_grad()
-            x, y = _data(step)
-            torch.nn.functional.cross_entropy(net(x), y).backward()
-            rpc.rpc_sync("node0", push, ([p.grad for p in net.parameters()],))
-    rpc.shutdown()
-    return [p.numpy() for p in pull()] if rank == 0 else []
-
-
 def train(args: None, ctx: NodeContext) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
@@ -124,16 +82,14 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = ctx.rank
-    ways = (by_pipeline, by_rpc)
-    found: dict[str, Any] = {way.__name__: way(rank) for way in ways}
     return {
-        **found,
+        "by_pipeline": by_pipeline(rank),
         "alone": _train(_net()),
         "threads": threads,
     }  # and leave the process group to the node
 
 
-def test_each_way_trains_as_one_process_does() -> None:
+def test_pipeline_trains_as_one_process_does() -> None:
     lines = Lines()
     with launch(
         train, framework="torch", feeding=Feeding(fed=False), observe=Observe(on_log=lines)
@@ -143,11 +99,6 @@ def test_each_way_trains_as_one_process_does() -> None:
     expected = first["alone"]
     cores = len(os.sched_getaffinity(0))
     assert first["threads"] == int(os.environ.get("OMP_NUM_THREADS", max(1, cores // SIZE)))
-    _same(first["by_pipeline"] + second["by_pipeline"], expected)
-    _same(first["by_rpc"], expected)
-
-
-def _same(found: list[Any], expected: list[Any]) -> None:
-    assert len(found) == len(expected)
+    found = first["by_pipeline"] + second["by_pipeline"]
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-6)
