@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import CheckpointError, ConfigError
-from sparkdl.frameworks.keras_checkpoint import _files, _Saver
+from sparkdl.frameworks.keras_checkpoint import _Saver
 
 
 class Model:
@@ -78,31 +78,25 @@ def made(node: Node) -> list[tuple[int, int, int]]:
     return [(step, batches["input"], said["epoch"]) for step, batches, said in node.made]
 
 
-def test_steps_are_counted_over_epochs_of_any_length(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("every", "run", "expected"),
+    [
+        pytest.param((4, None), (3, 5), [(4, 4, 0), (8, 8, 1), (12, 12, 2)], id="steps"),
+        pytest.param((None, 2), (4, 5), [(10, 10, 2), (20, 20, 4)], id="ends of epochs"),
+        pytest.param((5, 1), (2, 5), [(5, 5, 0), (10, 10, 1)], id="an epoch's last step once"),
+        pytest.param(
+            (6, None), (2, 10, 4), [(8, 8, 0), (14, 14, 1), (18, 18, 1)], id="short executions"
+        ),
+    ],
+)
+def test_saves_come_at_steps_and_at_ends_of_epochs(
+    tmp_path: Path, every: Any, run: Any, expected: Any
+) -> None:
+    """`run` is how many epochs of how many batches, in executions of how many steps."""
     node = Node(tmp_path)
-    fit(_Saver(node, 4, None, None), node, 3, 5)
-    assert made(node) == [(4, 4, 0), (8, 8, 1), (12, 12, 2)]
-
-
-def test_epochs_are_saved_at_their_end(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    fit(_Saver(node, None, 2, None), node, 4, 5)
-    assert made(node) == [(10, 10, 2), (20, 20, 4)]
-
-
-def test_step_that_is_an_epochs_last_is_saved_once(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    fit(_Saver(node, 5, 1, None), node, 2, 5)
-    assert made(node) == [(5, 5, 0), (10, 10, 1)]
-
-
-def test_last_execution_of_an_epoch_may_have_fewer_steps(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    fit(_Saver(node, 3, None, None), node, 3, 10, executions=4)
-    assert made(node) == [
-        (4, 4, 0), (8, 8, 0), (10, 10, 0), (14, 14, 1), (18, 18, 1), (24, 24, 2), (28, 28, 2),
-        (30, 30, 2),
-    ]  # fmt: skip
+    epochs, batches, *executions = run
+    fit(_Saver(node, *every, None), node, epochs, batches, executions=(*executions, 1)[0])
+    assert made(node) == expected
 
 
 def test_epochs_of_a_number_of_steps_leave_what_is_read_ahead(tmp_path: Path) -> None:
@@ -141,14 +135,6 @@ def test_data_that_are_no_feed_name_no_batches(tmp_path: Path) -> None:
     saver.batch_end(Model(), 4)
     saver.epoch_end(Model(), 0)
     assert node.made == [(5, {}, {"step": 5, "epoch": 1})]
-
-
-@pytest.mark.parametrize(("num_workers", "name"), [(1, "model"), (2, "model-1")])
-def test_each_of_several_nodes_without_a_strategy_has_a_model_of_its_own(
-    tmp_path: Path, num_workers: int, name: str
-) -> None:
-    node = Node(tmp_path, rank=num_workers - 1, num_workers=num_workers)
-    assert _files(tmp_path, Model(), node) == tmp_path / name
 
 
 def test_fit_has_to_begin_where_the_checkpoint_is(tmp_path: Path) -> None:

@@ -39,21 +39,18 @@ def _data(step: int) -> tuple[Any, Any]:
     return torch.rand(rows, 16, generator=random), torch.randint(10, (rows,), generator=random)
 
 
-def _train(model: Any, rank: int | None = None, optimizer: Any = None) -> list[Any]:
-    """Train on a rank's rows, or on all; return all parameters, whole, as arrays."""
+def _alone() -> list[Any]:
+    """Train on all rows; return the parameters."""
     import torch
-    from torch.distributed.tensor import DTensor
 
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+    net = _net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.5, momentum=0.9)
     for step in range(STEPS):
         x, y = _data(step)
-        if rank is not None:
-            x, y = x[rank::SIZE], y[rank::SIZE]
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
         optimizer.step()
-    whole = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
-    return [p.detach().numpy() for p in whole]
+    return [p.detach().numpy() for p in net.parameters()]
 
 
 def by_pipeline(rank: int) -> list[Any]:
@@ -84,7 +81,7 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
     rank = ctx.rank
     return {
         "by_pipeline": by_pipeline(rank),
-        "alone": _train(_net()),
+        "alone": _alone(),
         "threads": threads,
     }  # and leave the process group to the node
 
