@@ -248,8 +248,6 @@ class SerialExecutor:
 def _operation(
     operate: Callable[Concatenate[Group, P], T],
 ) -> Callable[Concatenate[Group, P], T]:
-    """Run a method of `Group` in its turn."""
-
     def in_turn(self: Group, /, *args: P.args, **options: P.kwargs) -> T:
         return self.run(lambda: operate(self, *args, **options))
 
@@ -415,7 +413,6 @@ class Group(SerialExecutor):
 
     @_operation
     def barrier(self) -> None:
-        """Wait until all members have called this."""
         self._agree(Kind.BARRIER, "")
 
     def join(self) -> int:
@@ -486,7 +483,6 @@ class Group(SerialExecutor):
         return calls
 
     def all_gather_object(self, value: Any, name: str | None = None) -> list[Any]:
-        """Return the values of all members by rank; anything that can be pickled."""
         import torch
 
         if self.size == 1:
@@ -544,7 +540,6 @@ class Group(SerialExecutor):
             self._wire.close()
 
     def members(self, ranks: Sequence[int]) -> list[int]:
-        """Return the ranks of a subgroup in order, if they can be one."""
         # Sorted, so that all members number them alike.
         wanted = sorted(ranks)
         if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= {*range(self.size)}:
@@ -608,7 +603,6 @@ def connect(
 
 
 def _store(host: str, port: int, rank: int, timeout_s: float) -> Any:
-    """Return the store of rank 0, which listens on a free port; the others reach it there."""
     from torch.distributed import TCPStore
 
     timeout = timedelta(seconds=min(timeout_s, CONNECT_TIMEOUT_S))

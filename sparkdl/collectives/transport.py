@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class Op(Enum):
-    """How values of the members become one."""
-
     AVERAGE = "average"
     SUM = "sum"
     MIN = "min"
@@ -55,8 +53,6 @@ class Reduction:
 
 
 class Alone:
-    """The connections of a member that has no others; see `Transport`."""
-
     def close(self) -> None:
         """Do nothing."""
 
@@ -213,7 +209,6 @@ def shares(rows: int, size: int) -> list[int]:
 
 
 def even_splits(rows: int, size: int, splits: Sequence[int] | None) -> list[int]:
-    """Return how many rows each member is sent."""
     if splits is None or len(splits) == 0:
         if rows % size:
             raise ConfigError(
@@ -240,7 +235,6 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def dtypes() -> tuple[torch.dtype, ...]:
-    """Return the dtypes that can be reduced."""
     import torch
 
     whole = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool]
@@ -294,7 +288,6 @@ def _reduce_options(op: Op, timeout_s: float) -> Any:
 
 
 def _gloo_backend(store: Store, rank: int, size: int, host: str, timeout_s: float) -> Any:
-    """Return a process group for CPUs, whose members are connected."""
     from torch.distributed import PrefixStore, ProcessGroupGloo
 
     options = ProcessGroupGloo._Options()

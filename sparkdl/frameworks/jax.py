@@ -49,7 +49,6 @@ class Jax(Framework):
     import_environment: ClassVar[Mapping[str, str]] = MappingProxyType({"KERAS_BACKEND": "jax"})
 
     def import_modules(self) -> None:
-        """Import JAX."""
         jax = imported("jax", "JAX", "jax (or 'jax[cuda13]')")
         # JAX's default would end a node for which sparkdl still waits.
         if "heartbeat_timeout_seconds" not in signature(jax.distributed.initialize).parameters:

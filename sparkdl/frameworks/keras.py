@@ -93,7 +93,6 @@ def _strategy(model: Any) -> Any:
 
 
 def _writes(model: Any) -> bool:
-    """Whether this process is the one that writes files for `model`."""
     strategy = _strategy(model)
     return strategy is None or bool(strategy.extended.should_checkpoint)
 

@@ -104,7 +104,6 @@ class FeedCount:
         self._feeds = list(dict.fromkeys(feeds))
 
     def read(self) -> list[str]:
-        """Return the feeds that are trained on; none if the data come from elsewhere."""
         given = self._ctx.batches_given()
         feeds = [self._feed] if self._feed else self._feeds
         if feeds is None:
@@ -124,7 +123,6 @@ class FeedCount:
         return min(self.in_epoch, self._there(feeds)) if feeds else self.in_epoch
 
     def counts(self) -> dict[str, int]:
-        """Return how many batches were used since `map_fun` began, by feed."""
         used = self.used()
         return {feed: self._given.get(feed, 0) + used for feed in self.read()}
 

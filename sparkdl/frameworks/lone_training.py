@@ -113,8 +113,6 @@ def _spans_nodes(model: Any) -> bool:
 
 
 class LoneTraining(TrainingWatch):
-    """The watch of one of several nodes that train."""
-
     def __init__(self, framework: str, nodes: int) -> None:
         self._framework, self._nodes = framework, nodes
         self._feed: str | None = None
@@ -126,7 +124,6 @@ class LoneTraining(TrainingWatch):
         self._is_settled = self._is_settled or is_connected()
 
     def fit_begins(self, model: Any, feed: str) -> None:
-        """Check that `fit` trains the model together with the other nodes."""
         if _probed(_spans_nodes, model) or is_connected(beside=_TENSORFLOW):
             return
         raise ConfigError(

@@ -36,7 +36,6 @@ class TensorFlow(Framework):
     has_servers: ClassVar[bool] = True
 
     def import_modules(self) -> None:
-        """Import TensorFlow, which imports Keras as well."""
         imported("tensorflow", "TensorFlow", "tensorflow (or tensorflow-cpu)")
 
     def gpus(self) -> list[str]:
@@ -113,7 +112,6 @@ class TensorFlow(Framework):
         )
 
     def serve(self) -> None:
-        """Run the `tf.distribute.Server` that `TF_CONFIG` names."""
         import tensorflow as tf
 
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
@@ -135,8 +133,6 @@ class TensorFlow(Framework):
 
 @dataclass(frozen=True)
 class InStrategy:
-    """A function that is called in the scope of a `MultiWorkerMirroredStrategy`."""
-
     train_fn: Callable[..., Any]
 
     def __call__(self, **kwargs: Any) -> Any:

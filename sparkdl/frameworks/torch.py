@@ -29,7 +29,6 @@ class Torch(Framework):
     shares_port: ClassVar[bool] = True
 
     def import_modules(self) -> None:
-        """Import torch."""
         imported("torch", "PyTorch", "torch")
 
     def import_more(self) -> None:

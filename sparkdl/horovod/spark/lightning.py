@@ -73,7 +73,6 @@ class TorchEstimator(
                 )
 
     def _package(self) -> str | None:
-        """Return whose `LightningModule` the model is, None if it is a plain module."""
         for kind in type(self.getModel()).__mro__:
             if kind.__name__ == "LightningModule":
                 return next((p for p in TRAINERS if kind.__module__.startswith(f"{p}.")), None)

@@ -41,7 +41,6 @@ class Task:
     folder: str | None = None
 
     def __call__(self, args: None, ctx: NodeContext) -> Any:
-        """Call it; return its result, pickled by value, or the name of the file that has it."""
         os.environ.update(self.env)
         if ctx.member.role.is_trainer:
             # Programs read these before they call `hvd.init`, as Horovod's launcher sets them.

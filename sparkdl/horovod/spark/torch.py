@@ -167,7 +167,6 @@ class OptimizerMaker:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> OptimizerMaker:
-        """Take an optimizer's state."""
         params = list(model.parameters())
         places = {id(param): place for place, param in enumerate(params)}
         own = [group["params"] for group in optimizer.param_groups]
@@ -183,7 +182,6 @@ class OptimizerMaker:
         return cls(type(optimizer), groups, optimizer.state_dict())
 
     def __call__(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the optimizer of these parameters."""
         params = list(parameters)
         # In PyTorch's state the groups have numbers in the place of parameters.
         saved: list[dict[str, Any]] = self.state["param_groups"]
@@ -249,8 +247,6 @@ class Losses:
 
 @dataclass(frozen=True)
 class LabelMetric:
-    """A metric of one label."""
-
     function: Callable[..., Any]
     place: int
     names: Sequence[str]
@@ -273,7 +269,6 @@ def metrics_by_name(metrics: Sequence[Any], names: Sequence[str]) -> dict[str, L
 
 
 def history_of(found: Mapping[str, Sequence[float]], metrics: Sequence[str]) -> list[Any]:
-    """Return a history as Horovod has it: an entry for each epoch."""
     groups: dict[str, list[str]] = {}
     for name in metrics:
         groups.setdefault(name.split("_")[1], []).append(name)

@@ -92,7 +92,6 @@ def broadcast_all(tensors: Sequence[Any], root_rank: int, process_set: ProcessSe
 
 
 def members(process_set: ProcessSet) -> Group:
-    """Return the group of a process set."""
     with tensorflow_errors():
         return group_of(process_set)
 
@@ -154,11 +153,7 @@ def _moved(work: Function, *tensors: Any) -> list[Any]:
 
 
 def turn() -> Any:
-    """Return the variable that counts the exchanges in graphs: one for the process.
-
-    Raises:
-        RemovedError: in graphs of TensorFlow 1.
-    """
+    """Return the variable that counts the exchanges in graphs: one for the process."""
     import tensorflow as tf
 
     if not tf.compat.v1.executing_eagerly_outside_functions():
@@ -182,7 +177,6 @@ def _turn() -> Any:
 
 
 def with_rows(tensor: Any) -> Any:
-    """Return the tensor, if it has rows."""
     if tensor.shape.rank == 0:
         scalar = ConfigError(
             f"a tensor of shape {tensor.shape} has no rows to gather or share out; give it the "
@@ -193,7 +187,6 @@ def with_rows(tensor: Any) -> Any:
 
 
 def _any_rows(tensor: Any) -> Any:
-    """Return the static shape of `tensor`, with the number of rows unknown."""
     import tensorflow as tf
 
     if tensor.shape.rank is None:

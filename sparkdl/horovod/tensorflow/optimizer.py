@@ -244,7 +244,6 @@ def _apply(
 
 
 def _check(optimizer: Any) -> None:
-    """Raise for what is no optimizer of Keras 3 on TensorFlow."""
     import keras
 
     if not isinstance(optimizer, keras.optimizers.Optimizer):

@@ -72,7 +72,6 @@ Codec = type[Compressor]
 
 @cache
 def _function() -> Any:
-    """Return a function of autograd, whose class needs PyTorch."""
     import torch
 
     class Function(torch.autograd.Function):  # type: ignore[misc]

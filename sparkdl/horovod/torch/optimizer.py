@@ -118,7 +118,6 @@ class Reducer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there are gradients of a backward pass that no step has used."""
         return self._has_begun
 
     def reset(self, passes: int | None = None) -> None:
@@ -145,7 +144,6 @@ class Reducer:
             hook.remove()
 
     def check(self, params: Iterable[torch.Tensor]) -> None:
-        """Check that no parameter would be stepped without the others' gradients."""
         if self.is_replaced:
             raise OrderOfCallsError(
                 "another DistributedOptimizer has been made of these parameters, which reduces "
@@ -223,7 +221,6 @@ class Reducer:
         return after_stream_of(flat, work)
 
     def _check_same(self) -> None:
-        """Raise `ConfigError` if the processes have different parameters."""
         mine = [
             f"{name} {list(param.shape)} {param.dtype}"
             for name, param in zip(self._names, self._params, strict=True)
@@ -390,7 +387,6 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
 def _named(
     optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.nn.Parameter]] | None
 ) -> list[tuple[str, torch.nn.Parameter]]:
-    """Return the optimizer's parameters with their names, in the optimizer's order."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if named is None:
         return [(f"parameter {number}", param) for number, param in enumerate(params)]

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 @cache
 def sync_batch_norm() -> Any:
-    """Return the class, which needs PyTorch."""
     import torch
     from torch.nn.modules.batchnorm import _BatchNorm
 

@@ -126,8 +126,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         names += [weight] if (weight := self.getSampleWeightCol()) else []
         mark = self._mark(df)
         if (function := self.getTransformationFn()) is not None:
-            marked = df if mark is None else df.withColumn(_MARK, mark)
-            df = transformed(marked, function, is_marked=mark is not None)
+            df = transformed(df, function, mark)
             mark = None if mark is None else column(_MARK)
         check_columns(df.columns, names)
         features, labels = _distinct(self.getFeatureCols()), _distinct(self.getLabelCols())
@@ -152,7 +151,6 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         return self._fitted(Fit(df.select(*chosen), features, labels, num_proc, settings, common))
 
     def _fitted(self, fit: Fit) -> Any:
-        """Train; return Horovod's model."""
         raise NotImplementedError
 
     def _mark(self, df: DataFrame) -> Column | None:
@@ -216,7 +214,6 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Return a name for each of several uses of columns."""
     return [
         name if name not in names[:place] else f"{name}#{place}" for place, name in enumerate(names)
     ]
@@ -242,53 +239,49 @@ def _without_vectors(df: DataFrame) -> list[Column]:
         if isinstance(field.dataType, VectorUDT)
         else column(field.name)
         for field in df.schema.fields
+        if field.name != _MARK
     ]
 
 
-def transformed(df: DataFrame, function: Callable[[Any], Any], is_marked: bool) -> DataFrame:
+def transformed(df: DataFrame, function: Callable[[Any], Any], mark: Column | None) -> DataFrame:
     """Return the rows that a function of a pandas DataFrame makes of others, batch by batch.
 
     Arrays and vectors are numpy arrays there. The first rows show what types it returns.
 
     Args:
-        is_marked: whether rows are marked as validation rows, and results are to be, too.
+        mark: of validation rows. What becomes of them and of the others is marked in a column.
     """
-    plain = df.select(*_without_vectors(df))
-    call = Transformation(function, is_marked)
-    sample: Any = plain.limit(_SAMPLE_ROWS).toPandas()
+    call, plain = Transformation(function), _without_vectors(df)
+    sample: Any = df.select(*plain).limit(_SAMPLE_ROWS).toPandas()
     if sample.empty:
-        return plain
+        raise ConfigError("the DataFrame has no rows to fit to")
     try:
         schema = pa.Table.from_pandas(call.of(sample), preserve_index=False).schema
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise FeedTypeError(
             f"transformation_fn returned columns that Spark cannot have: {error}"
         ) from error
-    return plain.mapInPandas(call, from_arrow_schema(schema))
+
+    def part(rows: DataFrame) -> DataFrame:
+        return rows.select(*plain).mapInPandas(call, from_arrow_schema(schema))
+
+    if mark is None:
+        return part(df)
+    # Apart, as the function may return other rows than it was given.
+    training, validating = part(df.where(~mark)), part(df.where(mark))
+    marked = validating.withColumn(_MARK, f.lit(True))
+    return training.withColumn(_MARK, f.lit(False)).unionByName(marked)
 
 
 @dataclass(frozen=True)
 class Transformation:
-    """Calls the user's function in a task of Spark."""
-
     function: Callable[[Any], Any]
-    is_marked: bool = False
 
     def __call__(self, frames: Iterator[Any]) -> Iterator[Any]:
-        """Yield what it makes of each batch."""
         return (self.of(frame) for frame in frames if len(frame))
 
     def of(self, frame: Any) -> Any:
         """Return what it makes of one batch, with lists in place of arrays of arrays."""
-        import pandas as pd
-
-        if not self.is_marked:
-            return self._of_part(frame)
-        # Training and validation rows apart: it may return others than it was given.
-        parts = {mark: part.drop(columns=_MARK) for mark, part in frame.groupby(_MARK)}
-        return pd.concat([self._of_part(p).assign(**{_MARK: m}) for m, p in parts.items()])
-
-    def _of_part(self, frame: Any) -> Any:
         import numpy as np
         import pandas as pd
 
@@ -359,7 +352,6 @@ class HorovodModel(Model, ModelParams, _Saved):
 def inputs_by_column(
     columns: Sequence[str], signature: Signature, names: Sequence[str]
 ) -> dict[str, str]:
-    """Return the model's input for each column, by their order."""
     inputs = [tensor.name for tensor in (*signature.inputs, *signature.optional)]
     if not len(signature.inputs) <= len(columns) <= len(inputs):
         raise ConfigError(

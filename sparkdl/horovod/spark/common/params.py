@@ -100,8 +100,6 @@ OTHERS = (
 
 
 class HorovodParams(HasParams):
-    """Takes parameters by keyword, as Horovod's stages do."""
-
     _rows: tuple[Row, ...] = ()
 
     def __init_subclass__(cls, params: Sequence[Row] = (), **kwargs: Any) -> None:
@@ -130,8 +128,6 @@ class HorovodParams(HasParams):
 
 
 class EstimatorParams(HorovodParams, params=[*ESTIMATOR, *OTHERS]):
-    """The parameters of all estimators."""
-
     def check_no_refused(self) -> None:
         """Raise a ConfigError if a parameter is set that would change the result elsewhere."""
         for name, advice in _REFUSED.items():
@@ -141,8 +137,6 @@ class EstimatorParams(HorovodParams, params=[*ESTIMATOR, *OTHERS]):
 
 
 class ModelParams(HorovodParams, params=MODEL):
-    """The parameters of all models."""
-
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if self.getOutputCols() is None and self.getLabelColumns():
