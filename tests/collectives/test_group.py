@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdl.collectives.group import (
-    Call,
     Group,
-    Kind,
     SerialExecutor,
     connect,
-    last_to_join,
-    objection,
     open_sealed,
     sealed,
 )
@@ -129,31 +125,6 @@ def test_nothing_is_unpickled_that_was_not_sealed_by_a_member(where: int) -> Non
         open_sealed(bytes(data), b"key")
     with pytest.raises(CollectiveError, match="no member of this group has sent"):
         open_sealed(b"", b"key")
-
-
-MAX = Call(Kind.ALL_REDUCE, 1, numel=3, is_sum=False)
-GATHER = Call(Kind.ALL_GATHER, 2, extra=1)
-
-
-def joined(stood_in: int = 0) -> Call:
-    return Call(Kind.JOIN, 3, extra=stood_in)
-
-
-@pytest.mark.parametrize("call", [MAX, GATHER])
-def test_only_sums_go_on_without_those_that_have_joined(call: Call) -> None:
-    assert "only sums and averages" in str(objection([call, joined()]))
-
-
-@pytest.mark.parametrize(
-    ("calls", "last"),
-    [
-        ((joined(0), joined(1)), 0),
-        ((joined(1), joined(0), joined(2)), 1),
-        ((joined(2), joined(2)), 1),
-    ],
-)
-def test_last_to_join_has_stood_in_least(calls: tuple[Call, ...], last: int) -> None:
-    assert last_to_join(calls) == last
 
 
 @contextmanager

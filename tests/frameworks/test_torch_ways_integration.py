@@ -1,6 +1,6 @@
 """A pipeline of torch.distributed on two nodes, beside one process alone.
 
-FSDP is in `test_torch_checkpoint_integration.py`, tensor parallel and RPC in the examples.
+FSDP, tensor parallel and RPC are in the examples.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.core.errors import ConfigError, RemovedError, SparkdlError
+from sparkdl.core.errors import RemovedError, SparkdlError
 from sparkdl.node.context import NodeContext
 
 DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -149,23 +149,6 @@ def exchanges_at_later_traces() -> list[Any]:
     return [*found, variable.numpy().item()]
 
 
-def scales_narrow_types_in_float32() -> dict[str, Any]:
-    import tensorflow as tf
-
-    hvd = begin()
-    found = {}
-    for dtype in ("float16", "bfloat16"):
-        x = tf.cast(tf.range(1, 65), dtype)
-        for op in ("Sum", "Average"):
-            factors = {"op": getattr(hvd, op), "prescale_factor": 0.1, "postscale_factor": 1.7}
-            (grouped,) = hvd.grouped_allreduce([x], **factors)
-            (scattered,) = hvd.grouped_reducescatter([x], **factors)
-            assert grouped.dtype == scattered.dtype == dtype
-            everything = [grouped, hvd.allreduce(x, **factors), hvd.allgather(scattered)]
-            found[f"{dtype} {op}"] = [_float(value) for value in everything]
-    return found
-
-
 def differentiates() -> dict[str, Any]:
     import tensorflow as tf
 
@@ -238,28 +221,6 @@ def averages_slices_of_whole_numbers() -> dict[str, Any]:
             dense = tf.convert_to_tensor(averaged)
             found.setdefault(dtype, []).append((dense.dtype.name, dense.numpy()[:, 0].tolist()))
     return found
-
-
-def joins_process_sets() -> dict[str, Any]:
-    import pytest
-    import tensorflow as tf
-
-    hvd = begin()
-    rank = hvd.rank()
-    own = [hvd.add_process_set([0]), hvd.add_process_set([1])]
-    value = tf.constant([rank + 1.0])
-    alone = hvd.allreduce(value, op=hvd.Sum, process_set=own[rank])
-    together = hvd.allreduce(value, op=hvd.Sum, process_set=hvd.global_process_set)
-    with pytest.raises(ConfigError) as info:
-        hvd.allreduce(value, process_set=own[1 - rank])
-    assert isinstance(info.value, tf.errors.InvalidArgumentError)
-    for process_set in own:
-        hvd.remove_process_set(process_set)
-    return {
-        "alone": alone.numpy(),
-        "together": together.numpy(),
-        "error": str(info.value),
-    }
 
 
 def sends_objects_and_variables() -> dict[str, Any]:
@@ -424,12 +385,10 @@ CASES = (
     reduces_all_types,
     moves_rows,
     scales,
-    scales_narrow_types_in_float32,
     keeps_the_order_of_the_program_in_graphs,
     differentiates,
     averages_sparse_gradients,
     averages_slices_of_whole_numbers,
-    joins_process_sets,
     sends_objects_and_variables,
     trains_in_a_loop_of_its_own,
     refuses,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -100,18 +99,6 @@ def test_factors_and_compression(ranks: list[dict[str, Any]]) -> None:
         assert found["fp16"][0] != np.float32(1 / 3)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrow_types_are_scaled_in_float32(ranks: list[dict[str, Any]], dtype: str) -> None:
-    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    given = (np.arange(1, 65).astype(kind) * np.float32(0.1)).astype(kind)
-    total = (given + given).astype(np.float32)
-    for op, factor in (("Sum", 1.7), ("Average", 1.7 / 2)):
-        wanted = (total * np.float32(factor)).astype(kind).astype(np.float64)
-        for found in both(ranks, "scales_narrow_types_in_float32"):
-            for value in found[f"{dtype} {op}"]:
-                np.testing.assert_array_equal(value, wanted, op)
-
-
 def test_function_exchanges_from_its_second_trace_on(ranks: list[dict[str, Any]]) -> None:
     # The first trace exchanges nothing; the two others step the optimizer once, by their sum.
     assert both(ranks, "exchanges_at_later_traces") == [
@@ -159,13 +146,6 @@ def test_averages_of_slices_of_whole_numbers_are_not_rounded(ranks: list[dict[st
         for dtype, averages in found.items():
             wide = "float32" if dtype.endswith("8") else "float64"
             assert averages == [(wide, [0.5, 0.5, 1.0])] * 2, dtype
-
-
-def test_process_sets_reduce_among_themselves(ranks: list[dict[str, Any]]) -> None:
-    first, second = both(ranks, "joins_process_sets")
-    assert (first["alone"], second["alone"]) == ([1.0], [2.0])
-    assert (first["together"], second["together"]) == ([3.0], [3.0])
-    assert "rank 0 is not in" in first["error"]
 
 
 def test_objects_and_variables_reach_everybody(ranks: list[dict[str, Any]]) -> None:

@@ -46,9 +46,12 @@ def estimator(**options: Any) -> Any:
     return KerasEstimator(**settings(**given))
 
 
-def test_rows_of_parquet_files_are_transformed_and_fitted_and_the_model_scores(
+def test_rows_of_parquet_files_are_transformed_and_fitted_by_two_processes(
     spark_ml: SparkSession, tmp_path: Path
 ) -> None:
+    import keras
+    import pandas as pd
+
     frame = rows_of(spark_ml)
     store = Store.create(str(tmp_path))
     with_wrong_rows(frame).where("is_val = 0").write.parquet(store.train_path)
@@ -56,7 +59,7 @@ def test_rows_of_parquet_files_are_transformed_and_fitted_and_the_model_scores(
 
     def doubled(rows: Any) -> Any:
         rows["z"] = [values * 2 for values in rows["x"]]
-        return rows
+        return pd.concat([rows, rows])  # without an index of its own
 
     made = estimator(
         store=store,
@@ -66,6 +69,8 @@ def test_rows_of_parquet_files_are_transformed_and_fitted_and_the_model_scores(
         validation=0.1,
         sample_weight_col="w",
         metrics=["mae"],
+        num_proc=2,
+        callbacks=[keras.callbacks.TensorBoard()],
     )
     model = made.fit_on_parquet({made.epochs: 4})
     history = model.getHistory()
@@ -75,6 +80,7 @@ def test_rows_of_parquet_files_are_transformed_and_fitted_and_the_model_scores(
     assert np.allclose(model.getModel().get_weights()[0][:, 0], WEIGHTS / 2, atol=0.1)
     assert model.getModel().compiled
     assert model.getRunId() == "run"
+    assert list((tmp_path / "runs" / "run" / "logs").rglob("*tfevents*"))
     scored = model.transform(frame.withColumn("z", vector_to_array(frame.x)))
     assert isinstance(scored.schema["y__output"].dataType, DoubleType)
     assert all(abs(row.y__output - row.y / 2) < 0.5 for row in scored.collect())

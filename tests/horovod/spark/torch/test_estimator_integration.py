@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql.types import DoubleType
 
 from sparkdl.core.errors import ConfigError
-from tests.horovod.spark.common.linear import WEIGHTS, rows_of, settings, with_wrong_rows
+from tests.horovod.spark.common.linear import rows_of, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,28 +34,6 @@ def estimator(model: Any = None, **options: Any) -> Any:
         **options,
     }
     return TorchEstimator(**settings(**given))
-
-
-def test_module_is_fitted_and_scores(spark_ml: SparkSession) -> None:
-    import torch
-
-    frame = rows_of(spark_ml)
-    made = estimator(
-        epochs=4,
-        loss=torch.nn.MSELoss(),
-        validation="is_val",
-        sample_weight_col="w",
-        metrics=[[torch.nn.functional.l1_loss]],
-    )
-    model = made.fit(with_wrong_rows(frame))
-    history = model.getHistory()
-    assert [entry["epoch"] for entry in history] == list(range(4))
-    assert history[-1]["train"]["loss"] < history[0]["train"]["loss"]
-    assert history[-1]["validation"]["all_metrics"][0]["group_0_y"] < 0.2
-    assert np.allclose(model.getModel().weight.detach().numpy(), WEIGHTS, atol=0.1)
-    scored = model.transform(frame)
-    assert isinstance(scored.schema["y__output"].dataType, DoubleType)
-    assert all(abs(row.y__output - row.y) < 0.5 for row in scored.collect())
 
 
 def test_several_labels_saved_stages_and_a_transformation(
