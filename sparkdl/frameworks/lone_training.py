@@ -65,7 +65,7 @@ def _has_process_group(distributed: Any) -> bool:
 
 
 def _has_server(context: Any) -> bool:
-    """Whether TensorFlow's runtime has a server: strategies, servers and DTensor of several nodes.
+    """Whether TensorFlow's runtime has a server: strategies and servers of several nodes.
 
     https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/eager/context.py
     """

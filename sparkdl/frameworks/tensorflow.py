@@ -5,24 +5,19 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from sparkdl.core.errors import ConfigError
 from sparkdl.core.files import scratch_of_child
 from sparkdl.core.spec import CHIEF, EVALUATOR, ClusterSpec
 from sparkdl.core.world import Member, World
-from sparkdl.datasets.mesh import axis_sizes
 from sparkdl.frameworks.framework import Framework, imported
-
-if TYPE_CHECKING:
-    from tensorflow.experimental import dtensor
 
 _PEER_LOST = ("AbortedError", "DeadlineExceededError", "UnavailableError")
 
@@ -86,30 +81,6 @@ class TensorFlow(Framework):
             refuse_adapting("keras" if is_keras_3 else "tf_keras")
             if is_keras_3:
                 apply_shim()
-
-    def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> dtensor.Mesh:
-        """Return a mesh of DTensor; the first call connects the nodes.
-
-        Source: https://www.tensorflow.org/guide/dtensor_overview
-        """
-        from tensorflow.experimental import dtensor
-
-        sizes = axis_sizes(axes, len(world.trainers), "nodes that train")
-        # Once in a process: this variable shows that an earlier call has connected the nodes.
-        if "DTENSOR_CLIENT_ID" not in os.environ:
-            os.environ["DTENSOR_CLIENT_ID"] = str(member.rank)
-            if len(world.trainers) > 1:
-                os.environ["DTENSOR_JOBS"] = ",".join(m.address for m in world.trainers)
-            try:
-                dtensor.initialize_accelerator_system()
-            except ValueError as error:
-                raise ConfigError(
-                    f"the nodes cannot be connected for DTensor: {error} Call ctx.mesh before "
-                    "any other operation of TensorFlow"
-                ) from error
-        return dtensor.create_distributed_mesh(
-            list(sizes.items()), device_type=dtensor.preferred_device_type()
-        )
 
     def serve(self) -> None:
         import tensorflow as tf

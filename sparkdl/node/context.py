@@ -472,7 +472,6 @@ class NodeContext(LegacyContext):
         Returns:
             With PyTorch a `torch.distributed.device_mesh.DeviceMesh`; the default process group is
             made if there is none. With JAX a `jax.sharding.Mesh` over the devices of all nodes.
-            With TensorFlow a `tf.experimental.dtensor.Mesh`; call it before any other operation.
 
         Raises:
             ConfigError: if the axes do not fit the nodes, this node does not train, or the

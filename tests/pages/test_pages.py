@@ -52,7 +52,7 @@ NEEDS = {
     "jax.md": ("jax", "keras"),
     "jobs.md": ("keras", "torch"),
     "lightning.md": ("lightning",),
-    "meshes.md": ("jax", "tensorflow", "torch"),
+    "meshes.md": ("jax", "torch"),
     "migrating.md": ("tensorflow", "torch"),
     "overview.md": ("tensorflow",),
     "profiling.md": ("torch",),

@@ -1,9 +1,8 @@
-"""What the functions of JAX and TensorFlow train, and their names."""
+"""What the functions of JAX train, and their names."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tensorflow as tf
 from jax.sharding import NamedSharding, PartitionSpec
 
 # block: Meshes: data and model parallel
@@ -35,15 +34,3 @@ def step(weights, x, y, weight):
 
 # block: JAX
 trains("jax")
-
-
-def train_step(images, labels):
-    from tensorflow.experimental import dtensor
-
-    mesh = dtensor.fetch_layout(images).mesh
-    rows = tf.function(lambda x, y: (gathered(x, mesh), gathered(y, mesh)))(images, labels)
-    assert [each.shape[0] for each in rows] == [128, 128]  # 64 of each of two groups
-
-
-# block: TensorFlow
-trains("tensorflow")
