@@ -15,7 +15,6 @@ def Checkpoint(  # noqa: N802 (what Keras calls a callback)
     ctx: NodeContext,
     every_steps: int | None = None,
     every_epochs: int | None = None,
-    feed: str | None = None,
 ) -> Any:
     """Return a callback for `fit`: it makes checkpoints, and continues from the last one.
 
@@ -27,7 +26,7 @@ def Checkpoint(  # noqa: N802 (what Keras calls a callback)
 
     As `fit` begins, model and optimizer become those of `ctx.last_checkpoint`, if there is one.
     With data of `ctx.dataset` an interrupted epoch continues with the rows that the model has
-    not seen.
+    not seen; its batches may be mapped, but must not be batched again before `fit`.
     Works in Keras 3 with TensorFlow, PyTorch or JAX; under a strategy of several workers the first
     node writes, and without one each node writes its own model.
 
@@ -35,8 +34,6 @@ def Checkpoint(  # noqa: N802 (what Keras calls a callback)
         every_steps: how many batches to train on between two checkpoints. It cannot be used if
             epochs have a number of steps: with arrays, or `steps_per_epoch`.
         every_epochs: how many epochs; 1 if neither is given.
-        feed: the feed to train on, if there are several. Its batches may be mapped, but must not be
-            batched again before `fit`.
 
     Returns:
         A callback with `initial_epoch`, which must be passed to `fit`.
@@ -48,4 +45,4 @@ def Checkpoint(  # noqa: N802 (what Keras calls a callback)
     """
     from sparkdl.frameworks.keras_checkpoint import callback_for
 
-    return callback_for(ctx, every_steps, every_epochs, feed)
+    return callback_for(ctx, every_steps, every_epochs)

@@ -159,14 +159,7 @@ class SerialExecutor:
     def submit(self, work: Callable[[], T], name: str | None = None) -> Future[T]:
         """Call `work` in the thread, after all that was given before.
 
-        In a group this is for what goes on beside the training: all members submit the same work in
-        the same order.
-
-        Args:
-            name: of the work; nothing else of this name can be given until it is done.
-
-        Raises:
-            ConfigError: if something of this name is under way.
+        Nothing else of its name can be given until it is done.
         """
         future: Future[T] = Future()
         with self._state:
@@ -184,9 +177,6 @@ class SerialExecutor:
         """Call `work` here, after all that was given before, and return its result.
 
         While the thread is idle this costs two locks, and no switch to another thread.
-
-        Raises:
-            ConfigError: see `submit`.
         """
         if self._owner == threading.get_ident():
             return work()
@@ -261,12 +251,9 @@ class Group(SerialExecutor):
     raises an error with each member's call, and members that have joined contribute zeros.
 
     Args:
-        rank: of this member, within the group.
+        rank: within the group.
         ranks: of all members, in the world; in ascending order.
-        wire: the connections.
-        key: a secret of the members: it seals the objects they exchange.
-        subwire: connects the members of a subgroup by its number, and the rank and the number of
-            members in it.
+        subwire: connects the members of a subgroup by its number, a rank in it and its size.
     """
 
     def __init__(
@@ -302,7 +289,6 @@ class Group(SerialExecutor):
         """Reduce a contiguous tensor in place, element by element, and return it.
 
         Args:
-            flat: of the same shape and dtype on all members.
             what: for the comparison with the other members: names and shapes.
 
         Raises:
@@ -329,8 +315,7 @@ class Group(SerialExecutor):
     def all_gather(self, tensor: torch.Tensor, what: str = "") -> tuple[torch.Tensor, list[int]]:
         """Return the rows of all members by rank, and how many came from each.
 
-        Args:
-            tensor: `[rows, …]`; the rows may differ between members, what follows may not.
+        The number of rows may differ between members, what follows in the shape may not.
         """
         tensor = _rows(tensor)
         shape = list(tensor.shape[1:])
@@ -346,12 +331,7 @@ class Group(SerialExecutor):
 
     @_operation
     def broadcast_(self, tensor: torch.Tensor, root: int, what: str = "") -> torch.Tensor:
-        """Fill a contiguous tensor with that of member `root`, and return it.
-
-        Args:
-            tensor: of the same shape and dtype on all members.
-            root: a rank within the group.
-        """
+        """Fill a contiguous tensor with that of member `root`, a rank within the group."""
         if not 0 <= root < self.size:
             raise ConfigError(f"root={root}: must be a rank of the group, 0 to {self.size - 1}")
         what = f"{what}, {tensor.dtype} {list(tensor.shape)}, from rank {root}"
@@ -365,12 +345,7 @@ class Group(SerialExecutor):
     def all_to_all(
         self, tensor: torch.Tensor, splits: Sequence[int] | None = None, what: str = ""
     ) -> tuple[torch.Tensor, list[int]]:
-        """Return the rows sent to this member by rank, and how many came from each.
-
-        Args:
-            tensor: `[rows, …]`.
-            splits: how many rows each member gets, by rank; by default the same number.
-        """
+        """Return the rows sent to this member by rank, and how many came from each."""
         tensor = _rows(tensor)
         sent = even_splits(len(tensor), self.size, splits)
         shape = list(tensor.shape[1:])
@@ -392,11 +367,7 @@ class Group(SerialExecutor):
     def reduce_scatter(
         self, tensor: torch.Tensor, how: Reduction = Reduction(), what: str = ""
     ) -> torch.Tensor:
-        """Return this member's share of the rows, reduced; the first members get one more.
-
-        Args:
-            tensor: `[rows, …]`, of the same shape and dtype on all members.
-        """
+        """Return this member's share of the rows, reduced; the first members get one more."""
         tensor = _rows(tensor)
         what = f"{what}, {how}, {tensor.dtype} {list(tensor.shape)}"
         self._agree(Kind.REDUCE_SCATTER, what)
@@ -463,10 +434,6 @@ class Group(SerialExecutor):
         Args:
             what: the arguments that must be the same on all members, in words.
             numbers, others: of the `Call`.
-
-        Raises:
-            MismatchError: if the calls do not match; on all members except joined ones, with each
-                member's call.
         """
         # Python's own `hash` of a text differs between processes.
         data = hashlib.blake2b(what.encode(), digest_size=8).digest()
@@ -511,11 +478,7 @@ class Group(SerialExecutor):
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
         """Return the group of some members; all members call it, with the same ranks.
 
-        Args:
-            ranks: within this group.
-
-        Returns:
-            `None` on members that are not in it.
+        `None` on members that are not in it.
         """
         wanted = self.members(ranks)
         self._count += 1  # of those without this member as well, so that all agree on the number
@@ -571,10 +534,6 @@ def connect(
             outsiders cannot read.
         host: under which the other members reach this one.
         timeout_s: of the connecting, and of each operation.
-
-    Raises:
-        FrameworkMissingError: if not all members have PyTorch, whose gloo and NCCL connect them.
-        CollectiveError: if they do not reach each other.
     """
     if size == 1:
         return Group(0, (rank,), Alone())

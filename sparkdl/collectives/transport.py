@@ -82,9 +82,7 @@ class Transport:
     """The connections: gloo's for tensors on CPUs, NCCL's for those on GPUs.
 
     Args:
-        rank: of this member, within the group.
         store: reaches the members, and no other group.
-        host: this machine's own address.
         timeout_s: of each operation.
     """
 

@@ -105,11 +105,7 @@ class Framework:
 
 
 def imported(module: str, title: str, install: str) -> Any:
-    """Import a framework.
-
-    Raises:
-        FrameworkMissingError: if it cannot be imported; `install` says how to install it.
-    """
+    """Import a framework, or say how to install it."""
     try:
         return import_module(module)
     except ImportError as error:

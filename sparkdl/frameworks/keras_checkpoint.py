@@ -26,12 +26,7 @@ _PROGRESS = "training.json"
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a training is.
-
-    Args:
-        step: batches that the model was trained on, of all epochs.
-        epoch: the one to continue; part of its batches may have been used.
-    """
+    """Batches of all epochs that the model was trained on, and the epoch to continue."""
 
     step: int = 0
     epoch: int = 0
@@ -39,16 +34,11 @@ class Progress(msgspec.Struct, frozen=True):
 
 def callback_for(
     ctx: Any,
-    every_steps: int | None,
-    every_epochs: int | None,
-    feed: str | None,
+    every_steps: int | None = None,
+    every_epochs: int | None = None,
     also: Callable[[Path], None] | None = None,
 ) -> Any:
-    """Return the callback, see `sparkdl.keras.Checkpoint`.
-
-    Args:
-        also: writes more files into the folder of a checkpoint; called on rank 0.
-    """
+    """Return the callback; `also` writes more files into the folder, on rank 0."""
     for name, every in (("every_steps", every_steps), ("every_epochs", every_epochs)):
         if every is not None and (type(every) is not int or every < 1):
             raise ConfigError(f"{name}={every!r} must be a whole number, 1 or more")
@@ -61,7 +51,7 @@ def callback_for(
         )
     base = import_module("keras").callbacks.Callback
     let_epochs_differ()
-    saver = _Saver(ctx, every_steps, every_epochs, feed, also)
+    saver = _Saver(ctx, every_steps, every_epochs, also)
 
     class Checkpoint(base):  # type: ignore[misc]
         @property
@@ -80,32 +70,42 @@ def callback_for(
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             saver.epoch_end(self.model, epoch)
 
-    setattr(Checkpoint, FEEDS, lambda self, feeds: saver.count.train_on(feeds))
+    setattr(Checkpoint, FEEDS, lambda self, feeds: saver.train_on(feeds))
     return Checkpoint()
 
 
-class FeedCount:
-    """Counts the batches of its feeds that `fit` has trained on, which Keras reads ahead.
+class _Saver:
+    """Counts the batches of its feeds that `fit` has trained on, which Keras reads ahead."""
 
-    Args:
-        feed: that `fit` trains on, by default what `train_on` is told.
-    """
-
-    def __init__(self, ctx: Any, feed: str | None = None) -> None:
-        self._ctx, self._feed = ctx, feed
+    def __init__(
+        self,
+        ctx: Any,
+        every_steps: int | None = None,
+        every_epochs: int | None = None,
+        also: Callable[[Path], None] | None = None,
+    ) -> None:
+        self._ctx, self._also = ctx, also
+        self._every_steps = every_steps
+        self._every_epochs = every_epochs
+        last = ctx.last_checkpoint
+        self._folder = last.folder if last else None
+        self.begun = _read_progress(self._folder) if self._folder else Progress()
+        self._step = self._saved = self.begun.step
+        """Before the epoch that is under way; at the last checkpoint."""
+        self._epoch: int | None = None
+        self._has_length = False
         self._feeds: list[str] | None = None
         """The feeds of `fit`; `None` where it does not say them."""
         self._given = ctx.batches_given()
         """By feed, before the current epoch."""
-        self.in_epoch = 0
+        self._in_epoch = 0
         """Batches by Keras' own count."""
 
     def train_on(self, feeds: list[str]) -> None:
         self._feeds = list(dict.fromkeys(feeds))
 
-    def read(self) -> list[str]:
-        given = self._ctx.batches_given()
-        feeds = [self._feed] if self._feed else self._feeds
+    def _read(self) -> list[str]:
+        given, feeds = self._ctx.batches_given(), self._feeds
         if feeds is None:
             feeds = [DEFAULT_FEED if DEFAULT_FEED in given else min(given, default=DEFAULT_FEED)]
         return [feed for feed in feeds if given.get(feed)]
@@ -114,47 +114,17 @@ class FeedCount:
         given = self._ctx.batches_given()
         return min(given[feed] - self._given.get(feed, 0) for feed in feeds)
 
-    def used(self) -> int:
+    def _used(self) -> int:
         """Return how many batches of the epoch the model was trained on.
 
         Keras counts whole executions, and the last of an epoch may have had fewer steps.
         """
-        feeds = self.read()
-        return min(self.in_epoch, self._there(feeds)) if feeds else self.in_epoch
+        feeds = self._read()
+        return min(self._in_epoch, self._there(feeds)) if feeds else self._in_epoch
 
-    def counts(self) -> dict[str, int]:
-        used = self.used()
-        return {feed: self._given.get(feed, 0) + used for feed in self.read()}
-
-    def reach_end(self) -> None:
-        """Count all of the epoch, which has been read to its end."""
-        if feeds := self.read():
-            self.in_epoch = self._there(feeds)
-
-    def end_epoch(self) -> None:
-        self._given, self.in_epoch = {**self._ctx.batches_given(), **self.counts()}, 0
-
-
-class _Saver:
-    def __init__(
-        self,
-        ctx: Any,
-        every_steps: int | None,
-        every_epochs: int | None,
-        feed: str | None,
-        also: Callable[[Path], None] | None = None,
-    ) -> None:
-        self._ctx, self._also = ctx, also
-        self._every_steps = every_steps
-        self._every_epochs = every_epochs
-        self.count = FeedCount(ctx, feed)
-        last = ctx.last_checkpoint
-        self._folder = last.folder if last else None
-        self.begun = _read_progress(self._folder) if self._folder else Progress()
-        self._step = self._saved = self.begun.step
-        """Before the epoch that is under way; at the last checkpoint."""
-        self._epoch: int | None = None
-        self._has_length = False
+    def _counts(self) -> dict[str, int]:
+        used = self._used()
+        return {feed: self._given.get(feed, 0) + used for feed in self._read()}
 
     def train_begin(self, model: Any) -> None:
         if self._folder is not None:
@@ -175,11 +145,11 @@ class _Saver:
                 "or train on ctx.dataset(...) without steps_per_epoch"
             )
         self._epoch, self._has_length = epoch, has_length
-        self.count.in_epoch = 0
+        self._in_epoch = 0
 
     def batch_end(self, model: Any, batch: int) -> None:
-        self.count.in_epoch = batch + 1
-        every, step = self._every_steps, self._step + self.count.used()
+        self._in_epoch = batch + 1
+        every, step = self._every_steps, self._step + self._used()
         # `is_draining` is asked in every step: nodes agree on a step by the number of their calls.
         is_asked = not self._has_length and self._ctx.is_draining and step > self._saved
         # Keras may count several steps at once, so a multiple of `every` may be stepped over.
@@ -187,19 +157,19 @@ class _Saver:
             self._save(model, Progress(step, self._epoch or 0))
 
     def epoch_end(self, model: Any, epoch: int) -> None:
-        if not self._has_length:
-            self.count.reach_end()
-        step = self._step + self.count.used()
+        if not self._has_length and (feeds := self._read()):
+            self._in_epoch = self._there(feeds)
+        step = self._step + self._used()
         every = self._every_epochs
         # Asked first, for the same reason as above.
         is_time = self._ctx.is_draining or (every and (epoch + 1) % every == 0)
         if is_time and step > self._saved:
             self._save(model, Progress(step, epoch + 1))
         self._step = step
-        self.count.end_epoch()
+        self._given, self._in_epoch = {**self._ctx.batches_given(), **self._counts()}, 0
 
     def _save(self, model: Any, progress: Progress) -> None:
-        with self._ctx.checkpoint(progress.step, self.count.counts()) as folder:
+        with self._ctx.checkpoint(progress.step, self._counts()) as folder:
             if self._ctx.rank == 0:
                 (folder / _PROGRESS).write_bytes(msgspec.json.encode(progress))
                 if self._also is not None:
@@ -221,11 +191,7 @@ def _read_progress(folder: Path) -> Progress:
 
 
 def _file(folder: Path, model: Any, ctx: Any, private: Path | None = None) -> Path:
-    """Return where the model's file is.
-
-    Args:
-        private: where to write what another node writes as well.
-    """
+    """Return where the model's file is; in `private`, what another node writes as well."""
     if ctx.num_workers == 1:
         return folder / "model.weights.h5"
     if not spans_workers(_strategy(model)):

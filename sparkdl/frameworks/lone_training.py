@@ -38,11 +38,7 @@ _OPTION = "launch(…, roles=Roles(independent_models=True))"
 
 
 def is_connected(beside: str = "") -> bool:
-    """Whether anything is set up through which this process exchanges with other nodes.
-
-    Args:
-        beside: a module whose connections do not count.
-    """
+    """Whether this process can exchange with other nodes, by other means than `beside`."""
     return has_exchanged() or any(
         _probed(probe, sys.modules[name])
         for name, probe in _PROBES.items()

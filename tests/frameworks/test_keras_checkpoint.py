@@ -95,13 +95,13 @@ def test_saves_come_at_steps_and_at_ends_of_epochs(
     """`run` is how many epochs of how many batches, in executions of how many steps."""
     node = Node(tmp_path)
     epochs, batches, *executions = run
-    fit(_Saver(node, *every, None), node, epochs, batches, executions=(*executions, 1)[0])
+    fit(_Saver(node, *every), node, epochs, batches, executions=(*executions, 1)[0])
     assert made(node) == expected
 
 
 def test_epochs_of_a_number_of_steps_leave_what_is_read_ahead(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    saver = _Saver(node, None, 1, None)
+    saver = _Saver(node, None, 1)
     for epoch in range(2):  # one iteration of ten batches
         saver.epoch_begin(epoch, True)
         for step in range(4):
@@ -116,7 +116,7 @@ def test_steps_go_on_at_the_checkpoint_and_batches_begin_anew(tmp_path: Path) ->
     before.mkdir()
     (before / "training.json").write_text('{"step": 7, "epoch": 1}')
     node = Node(tmp_path, last_checkpoint=SimpleNamespace(folder=before))
-    saver = _Saver(node, 4, None, None)
+    saver = _Saver(node, 4)
     assert saver.begun.epoch == 1
     fit(saver, node, 3, 3, initial_epoch=1)
     assert made(node) == [(8, 1, 1), (12, 5, 2)]
@@ -124,13 +124,13 @@ def test_steps_go_on_at_the_checkpoint_and_batches_begin_anew(tmp_path: Path) ->
 
 def test_feed_of_another_name_is_found_if_it_is_the_only_one(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    fit(_Saver(node, None, 1, None), node, 1, 3, feed="parquet:0")
+    fit(_Saver(node, None, 1), node, 1, 3, feed="parquet:0")
     assert node.made[0][1] == {"parquet:0": 3}
 
 
 def test_data_that_are_no_feed_name_no_batches(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    saver = _Saver(node, None, 1, None)
+    saver = _Saver(node, None, 1)
     saver.epoch_begin(0, True)
     saver.batch_end(Model(), 4)
     saver.epoch_end(Model(), 0)
@@ -139,19 +139,19 @@ def test_data_that_are_no_feed_name_no_batches(tmp_path: Path) -> None:
 
 def test_fit_has_to_begin_where_the_checkpoint_is(tmp_path: Path) -> None:
     (tmp_path / "training.json").write_text('{"step": 7, "epoch": 1}')
-    saver = _Saver(Node(tmp_path, last_checkpoint=SimpleNamespace(folder=tmp_path)), 4, None, None)
+    saver = _Saver(Node(tmp_path, last_checkpoint=SimpleNamespace(folder=tmp_path)), 4)
     with pytest.raises(ConfigError, match=r"initial_epoch=checkpoint\.initial_epoch"):
         saver.epoch_begin(0, False)
 
 
 def test_steps_within_epochs_that_begin_anew_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="steps would be taken twice"):
-        _Saver(Node(tmp_path), 4, None, None).epoch_begin(0, True)
+        _Saver(Node(tmp_path), 4).epoch_begin(0, True)
 
 
 def test_checkpoint_of_other_means_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"was not made by sparkdl\.keras\.Checkpoint"):
-        _Saver(Node(tmp_path, last_checkpoint=SimpleNamespace(folder=tmp_path)), 4, None, None)
+        _Saver(Node(tmp_path, last_checkpoint=SimpleNamespace(folder=tmp_path)), 4)
 
 
 @pytest.mark.parametrize("every_epochs", [None, 1])
@@ -159,7 +159,7 @@ def test_executor_that_drains_has_it_save_after_the_next_batch(
     every_epochs: int | None, tmp_path: Path
 ) -> None:
     node = Node(tmp_path, is_draining=True)
-    saver = _Saver(node, None if every_epochs else 100, every_epochs, None)
+    saver = _Saver(node, None if every_epochs else 100, every_epochs)
     fit(saver, node, epochs=1, batches=5)
     assert node.made[0] == (1, {"input": 1}, {"step": 1, "epoch": 0})
     assert len(node.made) == 1 + bool(every_epochs)
@@ -167,6 +167,6 @@ def test_executor_that_drains_has_it_save_after_the_next_batch(
 
 def test_executor_that_drains_has_an_epoch_of_a_length_saved_at_its_end(tmp_path: Path) -> None:
     node = Node(tmp_path, is_draining=True)
-    saver = _Saver(node, None, 10, None)
+    saver = _Saver(node, None, 10)
     fit(saver, node, epochs=1, batches=5, steps_per_epoch=5)
     assert [step for step, *_ in node.made] == [5]

@@ -36,7 +36,6 @@ class Row:
     """One operation.
 
     Attributes:
-        name: Horovod's. One of the same name and the same user's name cannot be under way beside.
         move: results and counts of tensors, which it may change if the last argument says so.
         gradient: the tensors' gradients from those of the results, and the counts.
         keeps_shape: whether results have the shape of the tensors; else their own number of rows.
@@ -53,8 +52,6 @@ class Call:
     """A row of the table with the user's arguments, which are the same on all members.
 
     Attributes:
-        name: the user's, or none.
-        how: of reductions.
         root: of broadcasts, a rank in the world.
         splits: of `ALL_TO_ALL`: how many rows each member gets, this member's own; `None` for even
             ones.

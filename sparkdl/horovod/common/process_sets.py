@@ -34,11 +34,7 @@ class NotInitializedError(ConfigError):
 
 @dataclass(frozen=True)
 class Seat:
-    """Where this process is.
-
-    Attributes:
-        hosts: of all processes, by rank.
-    """
+    """Where this process is: its rank, and the hosts of all processes by rank."""
 
     rank: int
     hosts: tuple[str, ...]
@@ -242,9 +238,6 @@ global_process_set.process_set_id = 0
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Add a process set; all processes call it with the same ranks, also those not in the set.
-
-    Returns:
-        The set, with its id.
 
     Raises:
         ConfigError: if its ranks are not the world's, or a set with these ranks exists already.

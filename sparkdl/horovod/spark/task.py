@@ -28,8 +28,6 @@ class Task:
     """The user's function with its arguments, as `map_fun`.
 
     Attributes:
-        env: variables to set before it is called.
-        marks_errors: whether lines of the standard error are marked.
         folder: on this machine, for results of any size; `None` where processes are elsewhere.
     """
 

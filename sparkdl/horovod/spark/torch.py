@@ -154,9 +154,7 @@ class OptimizerMaker:
     """Makes an optimizer again, of another copy of the parameters.
 
     Attributes:
-        kind: its class.
         groups: for each parameter group the places of its parameters among the model's.
-        state: its `state_dict()`.
         factor: of the learning rates.
     """
 
@@ -209,12 +207,9 @@ def multiply_rates(groups: Sequence[dict[str, Any]], factor: float) -> None:
 
 @dataclass(frozen=True)
 class Losses:
-    """The weighted sum of the losses of all labels.
+    """The sum of the losses of all labels, by default with equal weights of the sum 1.
 
     Attributes:
-        functions: one for each label.
-        weights: of the labels; equal ones, of the sum 1, if it is not given.
-        names: of the labels.
         reduction: `mean`, or `none` for the losses of the rows.
     """
 

@@ -99,9 +99,7 @@ def members(process_set: ProcessSet) -> Group:
 def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, Any]]) -> list[Any]:
     """Call `work` with the tensors as PyTorch's, after every earlier exchange of this process.
 
-    Args:
-        work: returns one tensor for each of `like`, in memory of its own.
-        like: dtype and shape of each result.
+    Its results, in memory of their own, have the dtypes and shapes of `like`.
     """
     import tensorflow as tf
 

@@ -26,13 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are reduced: the arguments of Horovod's optimizers and tapes.
-
-    Attributes:
-        sparse_as_dense: reduce `tf.IndexedSlices` as the tensors they stand for.
-        predivide_factor: with Average: gradients are divided by it before they are summed, and
-            multiplied by it afterwards; against overflow.
-    """
+    """How gradients are reduced: the arguments of Horovod's optimizers and tapes."""
 
     compression: type[Compressor] = Compression.none
     sparse_as_dense: bool = False
@@ -273,10 +267,6 @@ class Passes:
     """Adds up gradients, and has them applied once in so many passes.
 
     Its variables are not saved with the optimizer.
-
-    Args:
-        count: passes per step.
-        is_mean: whether the sum is divided by `count`.
     """
 
     def __init__(self, count: int, is_mean: bool) -> None:
@@ -288,12 +278,7 @@ class Passes:
         self._sums: list[Any] = []
 
     def add(self, gradients: Sequence[Any], step: Callable[[list[Any]], Any]) -> None:
-        """Add gradients; call `step` with the sums if these were the last of a step.
-
-        Args:
-            gradients: for the same variables at each call; `None` where there is none. Sparse ones
-                are added up as the tensors they stand for.
-        """
+        """Add gradients, sparse ones as dense; call `step` with the sums at the last of a step."""
         import tensorflow as tf
 
         if self.count == 1:

@@ -123,10 +123,7 @@ def _checked(handle: Future[Any]) -> Future[Any]:
 class Operation:
     """A call of an operation with its tensors; one method for each form runs it.
 
-    Attributes:
-        finish: makes the returned values, one a tensor, from the results and the counts.
-        is_grouped: whether all of that is returned, or the first alone.
-        counts: of the operation that `run` has done.
+    `finish` makes the returned values, one a tensor, from the results and the counts.
     """
 
     call: Call
@@ -205,9 +202,7 @@ def _form(
 ) -> Callable[..., Any]:
     """Return a form of an operation: a function of `build`'s arguments.
 
-    Args:
-        name: Horovod's. Forms that begin with `grouped_` take several tensors, others one.
-        do: a method of `Operation`.
+    Forms that begin with `grouped_` take several tensors, others one.
     """
     is_grouped = name.startswith("grouped_")
     first = "tensors" if is_grouped else "tensor"

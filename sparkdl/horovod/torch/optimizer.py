@@ -82,13 +82,7 @@ class Bucket:
 
 
 class Reducer:
-    """Reduces the gradients of some parameters, once a step.
-
-    Args:
-        named: names and parameters, the same on all processes.
-        group: of the processes, for this reducer alone.
-        passes: backward passes before a step.
-    """
+    """Reduces the gradients of some parameters, once a step, in a group of its own."""
 
     def __init__(
         self,
@@ -121,11 +115,7 @@ class Reducer:
         return self._has_begun
 
     def reset(self, passes: int | None = None) -> None:
-        """Forget the gradients of an unfinished step.
-
-        Args:
-            passes: backward passes before each step from now on.
-        """
+        """Forget the gradients of an unfinished step; change the number of passes of each."""
         for future in self._futures:
             future.exception()  # a running reduction still writes into its bucket
         for bucket in self._buckets:

@@ -104,7 +104,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     callbacks.append(remember)
     first = 0
     if task.saves:
-        checkpoint = callback_for(ctx, None, 1, DEFAULT_FEED, memory.save)
+        checkpoint = callback_for(ctx, every_epochs=1, also=memory.save)
         # A training that had stopped early only takes its best weights, as `fit` ends.
         first = task.epochs if memory.has_stopped else checkpoint.initial_epoch
         callbacks.append(checkpoint)

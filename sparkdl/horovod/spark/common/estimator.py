@@ -39,14 +39,7 @@ _INPUT = "sparkdl_input_"
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit, as a framework's estimator of `sparkdl.ml` takes it.
-
-    Attributes:
-        rows: the columns that are trained with.
-        features: the columns of the model's inputs, in their order; likewise `labels`.
-        settings: parameters of the estimator by name.
-        common: parameters of Horovod's model by name.
-    """
+    """A fit: `settings` are parameters of `sparkdl.ml`'s estimator, `common` of Horovod's model."""
 
     rows: DataFrame
     features: list[str]
