@@ -247,7 +247,7 @@ def transformed(df: DataFrame, function: Callable[[Any], Any], mark: Column | No
     call, plain = Transformation(function), _without_vectors(df)
     sample: Any = df.select(*plain).limit(_SAMPLE_ROWS).toPandas()
     if sample.empty:
-        raise ConfigError("the DataFrame has no rows to fit to")
+        raise ConfigError("the DataFrame has no rows: fit needs some to learn from")
     try:
         schema = pa.Table.from_pandas(call.of(sample), preserve_index=False).schema
     except (pa.ArrowException, ValueError, TypeError) as error:
