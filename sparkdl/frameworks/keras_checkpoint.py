@@ -96,7 +96,7 @@ class _Saver:
         self._has_length = False
         self._feeds: list[str] | None = None
         """The feeds of `fit`; `None` where it does not say them."""
-        self._given = ctx.batches_given()
+        self._given: dict[str, int] = ctx.batches_given()
         """By feed, before the current epoch."""
         self._in_epoch = 0
         """Batches by Keras' own count."""
@@ -111,7 +111,7 @@ class _Saver:
         return [feed for feed in feeds if given.get(feed)]
 
     def _there(self, feeds: list[str]) -> int:
-        given = self._ctx.batches_given()
+        given: dict[str, int] = self._ctx.batches_given()
         return min(given[feed] - self._given.get(feed, 0) for feed in feeds)
 
     def _used(self) -> int:

@@ -160,49 +160,6 @@ def test_fit_saves_beside_a_validation(
     assert found == expected(steps, validates, is_saved_first="every_steps" in every)
 
 
-def commit_by_callback(args: dict[str, Any], ctx: NodeContext) -> Used:
-    import sparkdl.horovod.keras as hvd
-
-    hvd.init()
-    keras: Any = import_module("keras")
-    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-    execution = args["steps_per_execution"]
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD())
-    model.compile(optimizer, "mse", steps_per_execution=execution)
-    used: Used = []
-
-    class Noted(hvd.elastic.KerasState):
-        def commit(self, batches: Any = None) -> None:
-            found = batches_used(ctx, batches)
-            names = args["train"], f"a-{args['train']}"
-            used.append((found[args["train"]], {n: c for n, c in found.items() if n in names}))
-            super().commit(batches)
-
-    state: Any = Noted(model)
-    state._commits = ctx._checkpoints._last_step or 0  # of the lab's functions before
-    model.fit(
-        ctx.dataset(BATCH, x="x", y="y", feed=args["train"]),
-        validation_data=ctx.dataset(BATCH, x="x", y="y", feed=f"a-{args['train']}"),
-        epochs=EPOCHS,
-        verbose=0,
-        callbacks=[hvd.elastic.CommitStateCallback(state, batches_per_commit=2)],
-    )
-    hvd.shutdown()
-    return used
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize(("execution", "steps"), [(1, [2, 4, 5, 6, 8]), (2, [4, 5, 7])])
-def test_horovods_callback_counts_what_fit_has_used(
-    tensorflow: Lab, execution: int, steps: list[int]
-) -> None:
-    name = f"callback-{execution}"
-    found = made(tensorflow, commit_by_callback, name, True, steps_per_execution=execution)
-    # Keras finds the end of the data after it has begun a batch: so the last batch is committed.
-    last = [(10, {"train": 10, "validation": 6}), (10, {"train": 10, "validation": 12})]
-    assert found == [*expected(steps, True), *last]
-
-
 def own_loop(args: dict[str, Any], ctx: NodeContext) -> Used:
     import tensorflow as tf
 
@@ -303,33 +260,6 @@ def test_own_loop_over_a_loader_saves_beside_a_validation(
     how = {"refused_at": 0, "count": True} if workers else {}
     found = made(torch, own_loader, f"loader-{workers}", validates, workers=workers, **how)
     assert found == of_loop(validates)
-
-
-def commits(args: dict[str, Any], ctx: NodeContext) -> Used:
-    from torch.utils.data import DataLoader
-
-    import sparkdl.horovod.torch as hvd
-
-    hvd.init()
-    state = hvd.elastic.ObjectState(step=0)
-    state._commits = ctx._checkpoints._last_step or 0  # of the lab's functions before
-    loader: Any = DataLoader(
-        ctx.torch_dataset(BATCH, x="x", feed=args["train"]), batch_size=None, num_workers=1
-    )
-    for _ in range(EPOCHS):
-        for _ in loader:
-            state.step += 1
-            if state.step == 2:
-                with pytest.raises(ConfigError, match="Pass batches="):
-                    state.commit()
-                state.commit(batches={args["train"]: state.step})
-    hvd.shutdown()
-    return [(state.step, {args["train"]: ctx.batches_given()[args["train"]]})]
-
-
-@pytest.mark.torch
-def test_commit_of_horovod_takes_the_count_that_its_error_asks_for(torch: Lab) -> None:
-    assert made(torch, commits, "commits", validates=False) == expected([10], False)
 
 
 def lightning(args: dict[str, Any], ctx: NodeContext) -> Used:

@@ -161,7 +161,7 @@ class ConsumedRows:
             raise ConfigError(
                 f"feed {self.feed!r} is read ahead of the training (by tf.data, or by workers "
                 "of a DataLoader), so that only you know how much of it the model has used. "
-                "Pass batches=: how many batches of the feed since map_fun began"
+                "Pass batches= to ctx.checkpoint: how many batches of it since map_fun began"
             )
         return self.count - (self.ahead or 0)
 
