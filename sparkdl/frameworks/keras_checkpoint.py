@@ -49,7 +49,7 @@ def callback_for(
             "TF_USE_LEGACY_KERAS is set, and sparkdl.keras.Checkpoint saves models of Keras 3 "
             "alone: leave it out, or save in a callback of your own by ctx.checkpoint(step)"
         )
-    base = import_module("keras").callbacks.Callback
+    base: Any = import_module("keras").callbacks.Callback
     let_epochs_differ()
     saver = _Saver(ctx, every_steps, every_epochs, also)
 
