@@ -210,12 +210,10 @@ class LogLines(Message, frozen=True):
     """Lines the child has printed.
 
     Attributes:
-        is_shown: whether the driver prints them; otherwise it only writes them to files.
         errors: indices of the lines that a child has marked as its error output.
     """
 
     lines: tuple[str, ...]
-    is_shown: bool = True
     errors: tuple[int, ...] = ()
 
 

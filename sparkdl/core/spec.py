@@ -99,7 +99,6 @@ class ClusterSpec:
         release_port: close the reserved port just before `map_fun` starts; otherwise user
             code calls `ctx.release_port()`.
         prints: the nodes whose output the driver prints; `first` is the node of rank 0.
-        keeps_log: stream it to files of the driver's.
         default_fs: Hadoop's default file system, for `ctx.absolute_path`.
         working_dir: the driver's working directory, likewise.
         tensorboard: log directory of a TensorBoard beside the first node; empty for one of its own
@@ -119,7 +118,6 @@ class ClusterSpec:
     num_gpus: int | dict[str, int] | None = None
     release_port: bool = True
     prints: Printing = "none"
-    keeps_log: bool = False
     default_fs: str = "file://"
     working_dir: str = "."
     tensorboard: str | None = None

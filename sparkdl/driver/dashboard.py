@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from sparkdl.control.ports import listening_socket
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
@@ -72,6 +73,31 @@ class Recorder(Batches):
     def _finish(self) -> None:
         with suppress(OSError):  # it flushes again
             self._file.close()
+
+
+def folder_of_records(folder: str | os.PathLike[str]) -> str:
+    """Make a folder of this machine if it is not there, and return its absolute path."""
+    text = os.fspath(folder) if isinstance(folder, (str, os.PathLike)) else ""
+    if not text:
+        raise ConfigError(f"record={folder!r}: give the path of a folder")
+    found = urlsplit(text)
+    if found.scheme not in ("", "file") or found.netloc:
+        raise ConfigError(
+            f"record={text!r} is a URL, and lines are appended to files of the driver's machine: "
+            "give a path there, perhaps one at which that storage is mounted"
+        )
+    own = os.path.abspath(os.path.expanduser(found.path if found.scheme else text))
+    try:
+        os.makedirs(own, exist_ok=True)
+        with tempfile.TemporaryFile(dir=own, buffering=0) as probe:
+            # A full disk still creates files. Only their first block fails.
+            probe.write(bytes(4096))
+    except OSError as error:
+        raise ConfigError(
+            f"record={text!r} cannot be written to on the driver's machine: "
+            f"{error.strerror}. Choose another folder, or leave record out"
+        ) from error
+    return own
 
 
 class Dashboard:

@@ -366,8 +366,8 @@ class Cluster:
     def logs(self, rank: int, lines: int = 100) -> list[str]:
         """Return the last lines that a node's child has printed; also after its end.
 
-        Lines from before a restart, and those of a node that was lost with its agent, are in the
-        files of `Observe(log_dir=…)` alone.
+        Lines from before a restart, and those of a node that was lost with its agent, only
+        `Observe(on_log=…)` has.
 
         Args:
             rank: the node's rank in `world`.

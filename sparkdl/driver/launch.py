@@ -22,16 +22,20 @@ from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.texts import checks_keywords
 from sparkdl.core.tracking import follower_of_launch
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program
+from sparkdl.driver.dashboard import (
+    Dashboard,
+    Recorder,
+    dashboard_of_program,
+    folder_of_records,
+)
 from sparkdl.driver.ending import Ending, is_interrupt
-from sparkdl.driver.events import Ended, Logged, Report
+from sparkdl.driver.events import Logged, Report
 from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.feeds.runner import failure_behind
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.health import HangWatch
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of, has_ended
-from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.options import OBJECTS, LogLine, Observe, reads_own_data
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.driver.show import has_audience, print_beside, printing
@@ -117,7 +121,6 @@ def launch(  # noqa: PLR0913 (one question, one name)
         num_gpus=dict(num_gpus) if isinstance(num_gpus, Mapping) else num_gpus,
         release_port=startup.release_port,
         prints=printing(observe),
-        keeps_log=observe.log_dir is not None,
         working_dir=os.getcwd(),
         tensorboard=(board if isinstance(board, str) else "") if board else None,
         driver_nodes=roles.ps if roles.ps_on_driver else 0,
@@ -141,9 +144,8 @@ def launch(  # noqa: PLR0913 (one question, one name)
     pages = dashboard_of_program(observe.dashboard, host)
     watch = _Watch(
         observe,
-        _log_files(observe.log_dir, spec.cluster_id) if observe.log_dir is not None else None,
         pages,
-        check_folder("record", observe.record) if observe.record is not None else None,
+        folder_of_records(observe.record) if observe.record is not None else None,
         follower_of_launch(),
     )
     # Nodes measure only what an observer wants.
@@ -194,7 +196,6 @@ class _Watch:
     """The observers of a cluster, attached before its first node starts."""
 
     asked: Observe
-    files: LogFiles | None
     pages: Dashboard | None
     record: str | None
     tracker: Any
@@ -210,9 +211,6 @@ class _Watch:
             controller.events.subscribe(partial(hand_on, asked.on_log), Logged)
         if asked.log_to_driver or (asked.on_log is None and controller.spec.prints != "none"):
             controller.events.subscribe(partial(hand_on, _print_line), Logged)
-        if self.files is not None:
-            self.files.start()
-            controller.events.subscribe(self.files.put, Logged, Ended)
         folder = self.pages.folder if self.pages is not None else None
         if (folder := self.record or folder) is not None:
             recorder = Recorder(controller, folder)
@@ -366,17 +364,10 @@ def _is_coordinated(roles: Roles, framework: str) -> bool:
     return roles.ps > 0 and has_servers if roles.coordinator is None else roles.coordinator
 
 
-def _log_files(log_dir: str, cluster_id: str) -> LogFiles:
-    files = LogFiles(os.path.join(check_folder("log_dir", log_dir), f"sparkdl-{cluster_id}"))
-    _log.info("Cluster %s: the nodes' output is written to %s", cluster_id, files.folder)
-    return files
-
-
 def hand_on(on_log: Callable[[LogLine], None], event: Logged) -> None:
-    """Call `on_log` with each line that a node has printed, if it is to be shown."""
-    printed = event.printed
-    for place, line in enumerate(printed.lines if printed.is_shown else ()):
-        on_log(LogLine(event.node, line, place in printed.errors))
+    """Call `on_log` with each line that a node has printed."""
+    for place, line in enumerate(event.printed.lines):
+        on_log(LogLine(event.node, line, place in event.printed.errors))
 
 
 def _print_line(line: LogLine) -> None:

@@ -42,16 +42,13 @@ class Observe:
         tensorboard: whether TensorBoard runs beside the first node, see `Cluster.tensorboard_url`;
             the directory or URL that it shows, by default `tensorboard_<node id>` where `map_fun`
             runs. With it the launch returns when it answers, and `map_fun` runs meanwhile.
-        log_dir: folder on the driver's machine for the nodes' output, in
-            `sparkdl-<cluster>/worker-0.log` and so on: the last 640 MiB of each node, in files of
-            64 MiB. A full or slow disk costs lines, and affects no node.
-            See docs/failures.md.
         log_to_driver: print the nodes' output here, each line behind `[worker:1]`: of all nodes
             (`True`) or of none (`False`). By default that of rank 0, where a person reads it: the
             error stream is a terminal, or this is a notebook, or spark-submit runs the program in
             client mode; and of none with `on_log`. Nodes have `TF_CPP_MIN_LOG_LEVEL=1`, unless
             their environment sets it.
-        on_log: called with each line of all nodes, a `LogLine`.
+        on_log: called with each line of all nodes, a `LogLine`, on a thread that the cluster needs,
+            so it must be quick.
         on_report: called with the nodes' reports (`ctx.report`), a `Report` with `node`, `rank`,
             `step` and `metrics`. Of reports in quick succession it gets the last one, a few times a
             second. It is called on a thread that the cluster needs, so it must be quick. See
@@ -62,7 +59,6 @@ class Observe:
     dashboard: bool | None = None
     record: str | None = None
     tensorboard: bool | str = False
-    log_dir: str | None = None
     log_to_driver: bool | None = None
     on_log: Callable[[LogLine], None] | None = None
     on_report: Callable[[Report], None] | None = None

@@ -97,8 +97,7 @@ class Observation:
 
     @property
     def _streams_log(self) -> bool:
-        """Whether the driver prints or keeps the lines of this node as they come."""
-        return self._spec.keeps_log or self._spec.is_printed(self._child.rank)
+        return self._spec.is_printed(self._child.rank)
 
     def _on_print(self) -> None:
         self._activity.printed()
@@ -111,8 +110,7 @@ class Observation:
 
     def _report_lines(self, is_last: bool = False) -> bool:
         if lines := self._child.process.log.new_lines(is_last):
-            is_shown = self._spec.is_printed(self._child.rank)
-            self._report(LogLines(tuple(map(unmarked, lines)), is_shown, marked_in(lines)))
+            self._report(LogLines(tuple(map(unmarked, lines)), marked_in(lines)))
         return bool(lines)
 
 
