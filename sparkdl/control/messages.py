@@ -165,7 +165,7 @@ class NodeActive(Message, frozen=True):
     Args:
         step: the last one that user code has reported (`ctx.report`), -1 for none.
         metrics: text where it is no finite number, for which JSON has no other way.
-        batches: of files that the node reads itself (`ctx.parquet`).
+        batches: of files that the node reads itself (`sparkdl.parquet`).
         log_nbytes: printed so far; looked at seldom.
         watched_s: seconds in `map_fun` in which it was looked at; see `node/waits.py`.
         rows_s: of these the seconds that it waited for rows.

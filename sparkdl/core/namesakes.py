@@ -45,8 +45,8 @@ _OF_OTHERS = {
 }
 """Names that people look for here: their home, and the advice."""
 _READERS = (
-    "read any Parquet files by sparkdl.make_spark_converter('file:///…'), ctx.parquet, or "
-    "cluster.feed(sparkdl.parquet(…))"
+    "read any Parquet files by sparkdl.make_spark_converter('file:///…'), or "
+    "ctx.batches(64, feed=sparkdl.parquet(…)), or cluster.feed(sparkdl.parquet(…))"
 )
 _OF_PETASTORM = {
     **dict.fromkeys(("make_batch_reader", "make_reader", "reader", "tf_utils"), _READERS),

@@ -21,7 +21,7 @@ from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.checkpoints import Checkpoints, LastCheckpoint
 from sparkdl.node.legacy import LegacyContext, NodeManager
 from sparkdl.node.link import AgentLink, reported
-from sparkdl.storage.parquet.paths import ParquetPaths, Paths, parquet
+from sparkdl.storage.parquet.paths import ParquetPaths, parquet
 from sparkdl.values.tensors import Padding
 
 if TYPE_CHECKING:
@@ -118,7 +118,12 @@ class NodeContext(LegacyContext):
             batch_size: rows in one batch; the last of an epoch may have fewer.
             columns: which columns, all by default. Rows of an RDD have the columns `"0"`, `"1"`, …
                 of tuples and lists, `"value"` of single values.
-            feed: its name, or the files that `sparkdl.parquet` returns: then see `parquet`.
+            feed: its name. Or the files that `sparkdl.parquet` returns: then each `iter` is one
+                epoch of them, as often as wanted. Nodes that train share the rows: call it on all
+                of them, alike, with one seed. Others read all rows. A node reads each epoch from
+                the files, ahead of it what fits into `Feeding(memory_nbytes=…)`, or 256 MB; when
+                shuffled, with the row groups in random order. Keep the result: each call reads
+                separately.
             even: whether all nodes take the same number of steps. By default they do where a
                 framework trains synchronously.
             tail: the use of the rows at an epoch's end that do not fill a step on every node.
@@ -144,16 +149,30 @@ class NodeContext(LegacyContext):
             length are an object array of arrays.
 
         Raises:
-            ConfigError: if an argument cannot be.
+            ConfigError: if an argument cannot be; by the iteration, if there are no such files.
             FeedTypeError: by the iteration, if a column has a null, or a type without an array.
+            ReadError: by the iteration, if a file cannot be read.
         """
-        if isinstance(feed, ParquetPaths):
-            order = (even, tail, shuffle, seed)
-            return self.parquet(feed, batch_size, columns, None, *order, pad=pad, steps=steps)
-        names = None if columns is None else tuple(columns)
-        reader, is_even = self._link.feeds.reader(feed), self._is_even(even)
-        order = (is_even, tail, shuffle, seed)
-        return EpochBatches(reader, batch_size, names, *order, pad or {}, steps)
+        names, order = columns, (self._is_even(even), tail, shuffle, seed)
+        if not isinstance(feed, ParquetPaths):
+            reader = self._link.feeds.reader(feed)
+            names = None if names is None else tuple(names)
+            return EpochBatches(reader, batch_size, names, *order, pad or {}, steps)
+        files = parquet(feed.paths, feed.columns if names is None else names, feed.options)
+        own_files = self._link.feeds.own_files(self._spec.settings.feeding.memory_nbytes)
+        reader = own_files.reader
+        batches = EpochBatches(reader, batch_size, files.columns, *order, pad or {}, steps)
+        paths = tuple(map(self.absolute_path, files.paths))
+        is_trainer = self.member.role.is_trainer
+        sharers = self.world.trainers if is_trainer else (self.member,)
+        nodes = tuple(sharer.node.node_id for sharer in sharers)
+        own, row_seed = self.member.node.node_id, seed if shuffle else None
+        done = self._checkpoints.covered(reader.feed) if is_trainer else {}
+        # The driver takes no part: each node lists the files and makes the same plan of these
+        # values.
+        share = (nodes, own, batches.stored, dict(files.options), row_seed, done)
+        own_files.begin(FileOrder(paths, *share))
+        return batches
 
     def has_epoch(self, feed: str = DEFAULT_FEED) -> bool:
         """Wait for the next epoch of a feed; return false once the feed has ended.
@@ -162,63 +181,6 @@ class NodeContext(LegacyContext):
         whatever reads the feed. An epoch that was left early is still there.
         """
         return self._link.feeds.reader(feed).has_epoch()
-
-    @checks_keywords
-    def parquet(  # noqa: PLR0913 (what `batches` takes, and the files)
-        self,
-        path: Paths | ParquetPaths,
-        batch_size: int,
-        columns: Sequence[str] | None = None,
-        epochs: int | None = None,
-        even: bool | None = None,
-        tail: Tail = "short",
-        shuffle: bool | int = False,
-        seed: int = 0,
-        options: Mapping[str, Any] | None = None,
-        pad: Padding | None = None,
-        steps: int | None = None,
-    ) -> EpochBatches:
-        """Return Parquet files as batches of numpy arrays; each `iter` is one epoch.
-
-        The nodes that train share the rows: call it on all of them, alike. Other nodes read all
-        rows. A node reads each epoch from the files, and ahead of it what fits into
-        `Feeding(memory_nbytes=…)`, or 256 MB. Each call reads separately: keep the result.
-
-        Args:
-            path: a folder, a file, a pattern, a list of these, or what `sparkdl.parquet` returns.
-            columns: which columns, all by default.
-            epochs: after so many, `iter` gives no batch; by default there is always another one.
-            even, tail, shuffle, seed, pad, steps: see `batches`. An epoch read from the files has
-                its row groups in random order as well. Give all nodes the same seed.
-            options: of the storage, see `sparkdl.parquet`.
-
-        Raises:
-            ConfigError: if an argument cannot be; from the iteration, if there are no such files.
-            ReadError: from the iteration, if a file cannot be read.
-        """
-        if epochs is not None and epochs < 1:
-            raise ConfigError(f"epochs={epochs} must be at least 1, or None")
-        if isinstance(path, ParquetPaths):
-            columns = path.columns if columns is None else columns
-            options = path.options if options is None else options
-            path = path.paths
-        files = parquet(path, columns, options)
-        names, is_even = files.columns, self._is_even(even)
-        own_files = self._link.feeds.own_files(self._spec.settings.feeding.memory_nbytes)
-        reader = own_files.reader
-        order = (is_even, tail, shuffle, seed)
-        batches = EpochBatches(reader, batch_size, names, *order, pad or {}, steps)
-        paths = tuple(map(self.absolute_path, files.paths))
-        is_trainer = self.member.role.is_trainer  # others read all rows
-        sharers = self.world.trainers if is_trainer else (self.member,)
-        nodes = tuple(sharer.node.node_id for sharer in sharers)
-        own, row_seed = self.member.node.node_id, seed if shuffle else None
-        done = self._checkpoints.covered(reader.feed) if is_trainer else {}
-        # The driver takes no part: each node lists the files and makes the same plan of these
-        # values.
-        share = (nodes, own, batches.stored, dict(files.options), epochs, row_seed, done)
-        own_files.begin(FileOrder(paths, *share))
-        return batches
 
     @checks_keywords
     def dataset(  # noqa: PLR0913 (what `batches` takes, and the columns)
@@ -362,7 +324,7 @@ class NodeContext(LegacyContext):
     def report(self, step: int, **metrics: float) -> None:
         """Report the step this node has done, for the dashboard and the hang watch.
 
-        Cheap enough to be called in each step. Batches of feeds and of `parquet` are counted
+        Cheap enough to be called in each step. Batches of feeds and of files are counted
         anyway; a loop that reads its own data should call this.
 
         Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -55,19 +54,17 @@ def test_trainers_share_the_rows_and_others_have_them_all(
     node_id: int, sharers: tuple[int, ...]
 ) -> None:
     sent = Asked()
-    context(node_id, sent).parquet(["x", "s3://b/y"], 8, ["c"], options={"region": "eu"})
+    files = sparkdl.parquet(["x", "s3://b/y"], ["c"], {"region": "eu"})
+    context(node_id, sent).batches(8, feed=files)
     paths = ("file:///home/me/x", "s3://b/y")
     asked = FileOrder(paths, sharers, node_id, ("c",), {"region": "eu"})
     assert sent == [asked]
 
 
-def test_files_may_be_given_in_place_of_a_feed() -> None:
+def test_columns_of_the_batches_go_before_those_of_the_files() -> None:
     sent = Asked()
-    files = sparkdl.parquet("s3://b/y", ["c", "d"], {"region": "eu"})
-    context(1, sent).batches(8, feed=files)
-    context(1, sent).batches(8, ["c"], feed=files)
-    whole = FileOrder(("s3://b/y",), (1, 2), 1, ("c", "d"), {"region": "eu"})
-    assert sent == [whole, replace(whole, columns=("c",))]
+    context(1, sent).batches(8, ["c"], feed=sparkdl.parquet("s3://b/y", ["c", "d"]))
+    assert sent == [FileOrder(("s3://b/y",), (1, 2), 1, ("c",))]
 
 
 def test_mask_of_a_padded_column_is_made_of_the_column_in_the_files() -> None:
@@ -81,27 +78,14 @@ def test_mask_of_a_padded_column_is_made_of_the_column_in_the_files() -> None:
 def test_order_is_random_only_where_rows_are_shuffled() -> None:
     sent = Asked()
     for shuffle in (False, True, 100):
-        context(1, sent).parquet("x", 8, epochs=3, shuffle=shuffle, seed=5)
-    assert [(m.epochs, m.seed) for m in sent] == [
-        (3, None),
-        (3, 5),
-        (3, 5),
-    ]
+        context(1, sent).batches(8, feed=sparkdl.parquet("x"), shuffle=shuffle, seed=5)
+    assert [each.seed for each in sent] == [None, 5, 5]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"epochs": 0}, "epochs=0 must be at least 1"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"path": 7}, "paths=7 must be a path"),
-        ({"columns": "c"}, "columns='c' must be a list"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_read(
-    arguments: dict[str, object], text: str
-) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
     sent = Asked()
-    with pytest.raises(ConfigError, match=text):
-        context(1, sent).parquet(**{"path": "x", "batch_size": 8, **arguments})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="batch_size=0"):
+        context(1, sent).batches(0, feed=sparkdl.parquet("x"))
+    with pytest.raises(ConfigError, match="columns='c' must be a list"):
+        context(1, sent).batches(8, "c", feed=sparkdl.parquet("x"))
     assert sent == []

@@ -342,8 +342,8 @@ class CoverageStore:
     ) -> dict[str, FeedCoverage]:
         """Return the coverage of a checkpoint of these parts, by feed.
 
-        A feed read by nodes themselves (`ctx.parquet`) counts as one call. Its epochs have the same
-        numbers in all generations.
+        Files that nodes read themselves (`sparkdl.parquet`) count as one call. Its epochs have the
+        same numbers in all generations.
         """
         feeds = {feed for part in parts.values() for feed in part}
         covered = {}

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import structs
 
-from sparkdl.control.channel import Consumed, EndMark, Local, Reclaim, Release, Segment, Terminated
+from sparkdl.control.channel import Consumed, Local, Reclaim, Release, Segment, Terminated
 from sparkdl.control.messages import EpochEnd, FeedBegin, Granted
 from sparkdl.control.rows import EpochRows, Share
 from sparkdl.core.errors import ConfigError, ReadError, SparkdlError
@@ -38,7 +38,6 @@ class FileOrder:
     Attributes:
         nodes: the ids of the nodes that share the rows, in this order; all read with the same.
         node: whose share is to be read.
-        epochs: how many there are; `None` for as many as are wanted.
         seed: of the order of the row groups, which differs from epoch to epoch; `None` keeps it.
         done: rows covered by a checkpoint, by epoch: they are not read.
     """
@@ -48,7 +47,6 @@ class FileOrder:
     node: int = 0
     columns: tuple[str, ...] | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    epochs: int | None = None
     seed: int | None = None
     done: EpochRows = field(default_factory=dict)
 
@@ -121,12 +119,11 @@ class OwnFiles(threading.Thread):
         source = list_files(order.paths, order.columns, order.options)
         if not source.num_rows:
             raise ConfigError(
-                f"ctx.parquet: the files of {', '.join(order.paths)} have no rows, so there is "
+                f"the files of {', '.join(order.paths)} have no rows, so there is "
                 "nothing to read. Give a path whose files have rows"
             )
         first: int | None = None
-        # `epochs` may be None, which no number equals: the loop is endless then.
-        for epoch in itertools.takewhile(lambda e: e != order.epochs, itertools.count()):
+        for epoch in itertools.count():
             done = order.done.get(epoch, {}).get(0, ())
             if done == ((0, source.num_rows),):
                 reader.hear(FeedBegin(reader.feed, epoch + 1, epoch + 1))
@@ -145,7 +142,6 @@ class OwnFiles(threading.Thread):
             # If fewer rows than nodes are left, they come first in the next epoch.
             continues = bool(done) and not all(rows.values())
             reader.hear(EpochEnd(reader.feed, epoch, rows, goes_on=continues))
-        reader.hear(EndMark(reader.feed))
 
     def _read(self, share: Share, epoch: int) -> bool:
         """Bring an epoch's rows to the reader; return whether all of them are wanted."""

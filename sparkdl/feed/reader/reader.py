@@ -122,7 +122,7 @@ class Supply:
             return None
         return ConfigError(
             f"feed {feed!r} cannot be read: {self._unfed_node} is not fed. Launch with "
-            "Feeding(fed=True) and call cluster.feed, or read files with ctx.parquet"
+            "Feeding(fed=True) and call cluster.feed, or read files: feed=sparkdl.parquet(…)"
         )
 
     def never_fed(self, feed: str) -> UnfedError | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -119,21 +119,17 @@ def test_vanished_file_is_an_error_that_names_node_and_file_and_ends_only_this_f
 
 
 @pytest.mark.parametrize("nodes", ["own", "roomy"], indirect=True)
-@pytest.mark.parametrize("epochs", [2, None])
-def test_nodes_share_their_own_files_evenly(nodes: Lab, tmp_path: Path, epochs: int | None) -> None:
-    def own(args: Any, ctx: NodeContext) -> list[Any]:
-        path, epochs = args
-        batches = ctx.parquet(path, 16, columns=["x"], epochs=epochs, even=True)
-        read = [[batch["x"].tolist() for batch in batches] for _ in range(2)]
-        return [read, len(list(batches)) if epochs else 0]
+def test_nodes_share_their_own_files_evenly(nodes: Lab, tmp_path: Path) -> None:
+    def own(path: str, ctx: NodeContext) -> list[list[list[int]]]:
+        batches = ctx.batches(16, ["x"], feed=sparkdl.parquet(path), even=True)
+        return [[batch["x"].tolist() for batch in batches] for _ in range(2)]
 
     folder = write(tmp_path / "data", files=3, rows=301, width=200)
-    nodes.begin(own, (f"{folder}/*.parquet", epochs))
+    nodes.begin(own, f"{folder}/*.parquet")
     results = nodes.results()
-    assert [after for _, after in results] == [0, 0]
-    steps = [[len(epoch) for epoch in read] for read, _ in results]
+    steps = [[len(epoch) for epoch in read] for read in results]
     assert steps[0] == steps[1]
-    rows = [[[x for b in epoch for x in b] for epoch in read] for read, _ in results]
+    rows = [[[x for b in epoch for x in b] for epoch in read] for read in results]
     assert each_once(rows, 903)
 
 
@@ -141,7 +137,7 @@ def test_training_and_validation_are_two_sources_side_by_side_with_a_feed(
     little: Lab, feed: str, tmp_path: Path
 ) -> None:
     def both(args: list[str], ctx: NodeContext) -> list[int]:
-        train = ctx.parquet(args[0], 16, shuffle=True, epochs=3)
+        train = ctx.batches(16, feed=sparkdl.parquet(args[0]), shuffle=True)
         validation = ctx.batches(16, feed=sparkdl.parquet(args[1], ["x"]))
         rows = [0, 0, 0]
         for _epoch in range(3):
@@ -160,7 +156,7 @@ def test_training_and_validation_are_two_sources_side_by_side_with_a_feed(
 
 def test_steps_that_all_nodes_can_take_are_known_without_a_driver(own: Lab, tmp_path: Path) -> None:
     def full_steps(args: str, ctx: NodeContext) -> list[int]:
-        batches = ctx.parquet(args, 16, epochs=2, even=True, tail="drop")
+        batches = ctx.batches(16, feed=sparkdl.parquet(args), even=True, tail="drop")
         return [len(batch["x"]) for _ in range(2) for batch in batches]
 
     own.begin(full_steps, str(write(tmp_path / "data", files=1, rows=95)))

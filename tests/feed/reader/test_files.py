@@ -49,18 +49,10 @@ def reading(
 
 
 @pytest.mark.parametrize("nbytes", [LITTLE, 1 << 28])
-@pytest.mark.parametrize("tail", ["short", "drop"])
-def test_epochs_end_after_as_many_as_were_wanted(folder: Path, nbytes: int, tail: Any) -> None:
-    with reading(folder, nbytes, epochs=3) as own:
-        batches = EpochBatches(own.reader, 50, is_even=True, tail=tail)
-        for _ in range(3):
-            assert [v for b in batches for v in b["x"].tolist()] == list(range(ROWS))
-        assert values(own.reader) == []
-        assert not own._held
-
-
-def test_files_are_read_for_ever_and_no_further_ahead_than_one_epoch(folder: Path) -> None:
-    with reading(folder) as own:
+def test_files_are_read_for_ever_and_no_further_ahead_than_one_epoch(
+    folder: Path, nbytes: int
+) -> None:
+    with reading(folder, nbytes) as own:
         for epoch in range(5):
             assert values(own.reader) == list(range(ROWS))
             assert max((e for e in own.reader._cursor._epochs), default=0) <= epoch + 2
@@ -76,8 +68,8 @@ def test_no_more_is_here_than_there_is_room_for(folder: Path) -> None:
 
 def test_shuffled_rows_come_once_an_epoch_in_another_order(folder: Path) -> None:
     with (
-        reading(folder, nodes=(0, 1), node=0, seed=7, epochs=3) as one,
-        reading(folder, LITTLE, nodes=(0, 1), node=1, seed=7, epochs=3) as other,
+        reading(folder, nodes=(0, 1), node=0, seed=7) as one,
+        reading(folder, LITTLE, nodes=(0, 1), node=1, seed=7) as other,
     ):
         orders = []
         for _ in range(3):
@@ -90,12 +82,11 @@ def test_shuffled_rows_come_once_an_epoch_in_another_order(folder: Path) -> None
 def test_used_rows_are_told_by_number_and_covered_ones_are_not_read(folder: Path) -> None:
     told: list[Consumed] = []
     done = {0: {0: ((0, ROWS),)}, 1: {0: ((0, 1500),)}}
-    with reading(folder, LITTLE, told, done=done, epochs=2) as own:
+    with reading(folder, LITTLE, told, done=done) as own:
         batches = iter(EpochBatches(own.reader, 100))
         assert next(batches)["x"].tolist() == list(range(1500, 1600))
         assert own.rows(own.reader.position(None)) == {1: {0: ((1500, 1600),)}}
         assert len(list(itertools.chain(batches))) == 4
-        assert values(own.reader) == []
     assert all(message.is_own for message in told)
     assert told[-1].given.steps == 5
 
