@@ -124,7 +124,7 @@ def run(spark: SparkSession, args: argparse.Namespace) -> float:
         tell(f"{args.epochs} epochs of training: each row goes to one of the nodes, which average")
         tell("their gradients at each step, so that all have the same weights")
         cluster.train(train, num_epochs=args.epochs)
-        scored = cluster.inference(test).collect()
+        scored = cluster.inference(test.rdd).collect()
     seconds = time.monotonic() - start
     right = sum(label == digit for label, digit in scored)
     accuracy = float(right / len(scored))

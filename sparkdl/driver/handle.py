@@ -284,15 +284,6 @@ class Cluster:
         """
         return self._executor.infer(data, self._feeds.feed_spec(feed, timeout_s), schema)
 
-    def infer_rows(
-        self, data: Any, feed: str = DEFAULT_FEED, timeout_s: float | None = None
-    ) -> Any:
-        """Return the results alone as an RDD of what `batch_results` was given; lazy.
-
-        With `executor="local"` it is an iterator. See `infer` for the rest.
-        """
-        return self._executor.infer_rows(data, self._feeds.feed_spec(feed, timeout_s))
-
     def results(self, timeout_s: float | None = None) -> list[Any]:
         """End the feeds, wait for every `map_fun` to return, and return their values by rank.
 

@@ -150,12 +150,12 @@ class TFCluster:
         feed_timeout: float = 600,
         qname: str = DEFAULT_FEED,
     ) -> Any:
-        """Return an RDD with one result per row of an RDD or a DataFrame, in order.
+        """Return an RDD with one result per row of an RDD, in order.
 
         Nothing runs until an action. `cluster.cluster.infer` returns a DataFrame.
         """
         self._check_feed(qname)
-        return self.cluster.infer_rows(dataRDD, qname, feed_timeout)
+        return self.cluster.infer(dataRDD, qname, timeout_s=feed_timeout)
 
     def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
         """End the feed, wait for `map_fun` to return, end the nodes. A second call does nothing.

@@ -87,7 +87,7 @@ def test_cluster_trains_scores_and_answers_and_a_listener_learns_of_it_only_with
         train_and_score, observe=Observe(on_log=lines), startup=Startup(tls=is_on)
     ) as cluster:
         assert cluster.feed([table.slice(0, 500), table.slice(500)]).rows_used == 1000
-        results = list(cluster.infer_rows(["a", "b", "c"], "score"))
+        results = list(cluster.infer(["a", "b", "c"], "score"))
         assert results == [f"{RESULT} {row}" for row in "abc"]
         lines.wait_for(PRINTED, 2)
         assert all("train_and_score" in stack for stack in cluster.stacks().values())

@@ -111,9 +111,6 @@ class Executor(Protocol):
     def infer(self, data: Any, spec: FeedSpec, schema: Any) -> Any:
         """Return what `Cluster.infer` does: lazily, where the executor can."""
 
-    def infer_rows(self, data: Any, spec: FeedSpec) -> Any:
-        """Return the results alone, one by one: lazily."""
-
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Return a daemon thread that may call `feed`, with the settings of the calling one."""
         return threading.Thread(target=run, name=name, daemon=True)

@@ -187,9 +187,9 @@ class LocalExecutor(Executor):
             raise ConfigError(
                 f"schema={schema!r} makes a DataFrame, which needs Spark; leave it out"
             )
-        return self.infer_rows(data, spec)
+        return self._answers(data, spec)
 
-    def infer_rows(self, data: Any, spec: FeedSpec) -> Iterator[Any]:
+    def _answers(self, data: Any, spec: FeedSpec) -> Iterator[Any]:
         try:
             for number, partition in enumerate(_partitions(data)):
                 for results in answers(spec, _batches(partition), number):

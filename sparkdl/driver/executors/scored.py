@@ -14,7 +14,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.sessions import is_true
-from sparkdl.feed.transfer.infer_task import RESULT_SCHEMA, InferColumns, InferRows
+from sparkdl.feed.transfer.infer_task import InferColumns
 from sparkdl.feed.transfer.messages import FeedSpec
 from sparkdl.spark_versions import arrow_schema_of, parsed_type
 
@@ -26,7 +26,7 @@ _NEEDS_SCHEMA = (
     "a DataFrame of results needs schema=, which declares their columns. Write "
     "schema='prediction double' if map_fun answers a row with a number, schema='prediction "
     "array<float>' if with a list or an array of numbers, schema='label long, score double' if "
-    "with a tuple, Row or dict of two values. cluster.infer_rows(df).first() shows a result"
+    "with a tuple, Row or dict of two values. cluster.infer(df.rdd).first() shows a result"
 )
 
 
@@ -39,11 +39,6 @@ def scored(frame: DataFrame, spec: FeedSpec, schema: str | StructType | None) ->
     check_names(columns, results.names, is_exact=tells_cases(frame))
     task = InferColumns(spec, columns, arrow_schema(results))
     return by_place(frame).mapInArrow(task, StructType([*frame.schema.fields, *results.fields]))
-
-
-def encoded(frame: DataFrame, spec: FeedSpec) -> DataFrame:
-    """Return the results alone, lazily: Arrow IPC streams in a column `ipc`."""
-    return by_place(frame).mapInArrow(InferRows(spec, distinct_columns(frame)), RESULT_SCHEMA)
 
 
 def tells_cases(frame: DataFrame) -> bool:

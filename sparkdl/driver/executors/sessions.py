@@ -24,7 +24,7 @@ from sparkdl.spark_versions import IS_SPARK_3
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-NO_RDDS = "Spark Connect has no RDDs"
+
 _NOWHERE = "sparkdl-asks-where-this-would-be"
 
 

@@ -32,14 +32,12 @@ from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.driver.executors.scored import (
     addressed,
     distinct_columns,
-    encoded,
     one_column,
     plain_row,
     result_schema,
     scored,
 )
 from sparkdl.driver.executors.sessions import (
-    NO_RDDS,
     default_fs,
     driver_host,
     encrypting_setting,
@@ -52,7 +50,7 @@ from sparkdl.driver.slots.placement import node_profile, placing_of, read_topolo
 from sparkdl.driver.slots.spark_errors import explain_job_failure
 from sparkdl.driver.threads import Thread
 from sparkdl.feed.transfer.feeder import BATCH_NBYTES, FED_SCHEMA, FeedDataFrame, FeedRdd
-from sparkdl.feed.transfer.infer_task import InferRdd, decode_results
+from sparkdl.feed.transfer.infer_task import InferRdd
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
 from sparkdl.spark_versions import collect_in_arrow
@@ -255,25 +253,14 @@ class SparkExecutor(Executor):
     def infer(self, data: Any, spec: FeedSpec, schema: Any) -> Any:
         if _is_dataframe(data):
             return scored(data, spec, schema)
-        results = self.infer_rows(data, spec)
+        if not is_rdd(data):
+            raise ConfigError(f"inference takes a DataFrame or an RDD, not {type(data).__name__}")
+        results = data.mapPartitions(InferRdd(spec))
         if schema is None:
             return results
         columns = result_schema(schema, only="value")
         rows = results.map(one_column if len(columns) == 1 else plain_row)
         return self._spark.createDataFrame(rows, columns)
-
-    def infer_rows(self, data: Any, spec: FeedSpec) -> Any:
-        if self._context is None:
-            raise ConfigError(
-                f"{NO_RDDS}: give inference a DataFrame and a schema= for its results, for example "
-                "'prediction float'"
-            )
-        if is_rdd(data):
-            return data.mapPartitions(InferRdd(spec))
-        if _is_dataframe(data):
-            with named_jobs(self._spark, self._group, "scoring"):  # a shuffle is a job of its own
-                return encoded(data, spec).rdd.flatMap(_decode_row)
-        raise ConfigError(f"inference takes a DataFrame or an RDD, not {type(data).__name__}")
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         return inheriting_thread(self._spark, run, name)
@@ -386,10 +373,6 @@ def _start_query(  # noqa: C901 (small functions that share one query)
 
 def _is_dataframe(data: Any) -> bool:
     return isinstance(data, DataFrame) or hasattr(data, "mapInArrow")
-
-
-def _decode_row(row: Any) -> list[Any]:
-    return decode_results(bytes(row.ipc))
 
 
 def place(

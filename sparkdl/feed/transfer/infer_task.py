@@ -38,13 +38,10 @@ from sparkdl.feed.transfer.messages import (
     Target,
     flight_reason,
     knock,
-    result_batch,
 )
 from sparkdl.values.results import result_columns
 from sparkdl.values.rows import encode_rows, rows
 
-RESULT_SCHEMA = "ipc binary"
-"""Spark schema of what `InferRows` returns: Arrow IPC streams of encoded result rows."""
 REOPEN_WAIT_S = 10.0
 """How long to retry when no node can be reached."""
 _ASK_AGAIN_S = 0.5
@@ -53,23 +50,6 @@ _SILENCE_MARGIN_S = 10.0
 """A node reports missing results itself; longer silence means that the network is gone."""
 _LOOK_S = 2.0
 """How often to check that the host of a node that owes results is alive."""
-
-
-@dataclass(frozen=True)
-class InferRows:
-    """For `DataFrame.mapInArrow`: the results alone, encoded, in order.
-
-    `names` are the columns' names in `map_fun`.
-    """
-
-    spec: FeedSpec
-    names: tuple[str, ...]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for data in _spark_answers(
-            self.spec, (batch.rename_columns(self.names) for batch in batches)
-        ):
-            yield result_batch(data)
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def test_results_of_a_dataframe_need_a_schema_and_start_no_job(
     cluster = scorer.answer("dict")
     with pytest.raises(ConfigError, match=r"needs schema=.* Write schema='prediction double' if"):
         cluster.infer(frame)
-    alone = cluster.infer_rows(frame).collect()
+    alone = cluster.infer(frame.rdd).collect()
     assert alone == [{"half": i / 2, "name": f"n{i}"} for i in range(50)]
     kept = cluster.infer(frame.where("id < 0"), schema="half double, name string")
     assert kept.dtypes == [("id", "bigint"), ("half", "double"), ("name", "string")]
