@@ -34,7 +34,7 @@ _IGNORE_SSL = "pytorch.spark.distributor.ignoreSsl"
 
 
 class _Distributor:
-    """Runs one function or program on all nodes, which return its values."""
+    """Runs one function or program on all nodes; the first one returns its value."""
 
     _framework = "tensorflow"
     ssl_conf: str
@@ -53,26 +53,24 @@ class _Distributor:
             )
         self._options = {"observe": Observe(log_to_driver=True), **options}
 
-    def _program(
-        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_all: bool
-    ) -> Program:
+    def _program(self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
         if isinstance(what, str):
             if kwargs:
                 raise ConfigError(
                     "Running pytorch file does not support key-word type arguments: "
                     f"{', '.join(kwargs)}. Give them as '--name=value'"
                 )
-            return Program(script_of(what), args, {}, is_all)
+            return Program(script_of(what), args, {})
         if not callable(what):
             raise ConfigError(
                 f"train_object must be a function or a path, not {type(what).__name__}"
             )
         pickled(partial(what, *args, **kwargs), None)  # names what cannot be
-        return Program(what, args, kwargs, is_all)
+        return Program(what, args, kwargs)
 
-    def _values(
+    def _value(
         self, program: Program, nodes: int, num_gpus: int, feed: Any = None, epochs: int = 1
-    ) -> list[Any]:
+    ) -> Any:
         if self.spark is not None and not self.local_mode:
             _check_encryption(self.spark, self.ssl_conf)
         feeding = replace(self._options.get("feeding", Feeding()), fed=feed is not None)
@@ -91,7 +89,7 @@ class _Distributor:
             ) as cluster:
                 if feed is not None:
                     cluster.feed(feed, epochs=epochs)
-                return [value_of(value) for value in cluster.results()]
+                return value_of(cluster.results()[0])
 
 
 class TorchDistributor(_Distributor):
@@ -155,23 +153,12 @@ class TorchDistributor(_Distributor):
                 as pyspark's.
             ResultError: if the value cannot travel.
         """
-        return self._run(self._program(train_object, args, kwargs, is_all=False))[0]
-
-    def run_all(
-        self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any
-    ) -> list[Any]:
-        """Do what `run` does, and return the values of all processes, by rank."""
-        return self._run(self._program(train_object, args, kwargs, is_all=True))
-
-    def _run(self, program: Program) -> list[Any]:
+        program = self._program(train_object, args, kwargs)
         num_gpus = int(self.use_gpu)
-        return self._values(program, self.num_processes, num_gpus, self._feed, self._epochs)
+        return self._value(program, self.num_processes, num_gpus, self._feed, self._epochs)
 
-    def _program(
-        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_all: bool
-    ) -> Program:
-        program = super()._program(what, args, kwargs, is_all)
-        return replace(program, is_own_group=not self.local_mode)
+    def _program(self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+        return replace(super()._program(what, args, kwargs), is_own_group=not self.local_mode)
 
 
 class DeepspeedTorchDistributor(TorchDistributor):
@@ -216,10 +203,8 @@ class DeepspeedTorchDistributor(TorchDistributor):
             **options,
         )
 
-    def _program(
-        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_all: bool
-    ) -> Program:
-        return replace(super()._program(what, args, kwargs, is_all), deepspeed=self._config)
+    def _program(self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+        return replace(super()._program(what, args, kwargs), deepspeed=self._config)
 
 
 class MirroredStrategyRunner(_Distributor):
@@ -286,8 +271,8 @@ class MirroredStrategyRunner(_Distributor):
             NodeFailedError: if a node failed; a RuntimeError.
         """
         train = train_fn if self._use_custom_strategy else InStrategy(train_fn)
-        program = self._program(train, (), kwargs, is_all=False)
-        return self._values(program, self._num_tasks, self._num_gpus)[0]
+        program = self._program(train, (), kwargs)
+        return self._value(program, self._num_tasks, self._num_gpus)
 
 
 def _check_encryption(spark: SparkSession, ignore: str) -> None:

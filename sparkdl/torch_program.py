@@ -66,7 +66,6 @@ class Program:
 
     Attributes:
         what: to run.
-        is_all: all ranks return their values, and not the first alone.
         folder: on this machine, for values of any size; `None` where nodes are elsewhere.
         is_own_group: set the variables of pyspark's processes on executors: to torchrun, each is
             the only process of its host, even if several share one.
@@ -77,7 +76,6 @@ class Program:
     what: Callable[..., Any] | Script
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    is_all: bool
     folder: str | None = None
     is_own_group: bool = False
     deepspeed: str | None = None
@@ -94,7 +92,7 @@ class Program:
                 return None
             sys.argv[1:] = arguments or sys.argv[1:]
             value = self.what(*self.args, **self.kwargs)
-        return packed(value, self.folder) if self.is_all or ctx.is_chief else None
+        return packed(value, self.folder) if ctx.is_chief else None
 
     @contextmanager
     def _deepspeed_arguments(self) -> Iterator[tuple[str, ...]]:

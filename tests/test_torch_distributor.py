@@ -45,14 +45,17 @@ def train(steps: int, *, lr: float) -> dict[str, Any]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
+        dist.all_reduce(total := loss.detach().clone())
+        losses.append(total.item() / size)
     dist.destroy_process_group()
     place = {name: os.environ.get(name) for name in _NAMES}
     place["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES")
     ctx = current()
     data = ctx.torch_dataset(4, x="x") if ctx else []
     fed = [int(batch.sum()) for _ in range(2) for batch in data]
-    return {"model": net, "losses": losses, "place": place, "fed": fed}
+    told = ctx.all_gather([place, fed]) if ctx else [[place, fed]]
+    places, rows = zip(*told, strict=True)
+    return {"model": net, "losses": losses, "places": places, "fed": sum(map(sum, rows))}
 
 
 @pytest.mark.deep
@@ -68,20 +71,18 @@ def test_same_function_gives_the_same_as_by_pyspark(
     theirs: Any = pysparks.run(train, 3, lr=0.5)
     frame = spark_cluster.range(40).withColumnRenamed("id", "x")
     distributor = sparkdl.TorchDistributor(2, False, use_gpu=False, feed=frame, epochs=2)
-    ours = distributor.run_all(train, 3, lr=0.5)
-    of_rows = zip(*(rank["losses"] for rank in ours[: 3 - processes]), strict=True)
-    assert [sum(each) / len(each) for each in of_rows] == pytest.approx(theirs["losses"], abs=1e-6)
+    ours: Any = distributor.run(train, 3, lr=0.5)
+    assert ours["losses"] == pytest.approx(theirs["losses"], abs=1e-6)
     sizes = {"WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}
-    assert ours[0]["place"] == {**theirs["place"], **sizes}
-    assert ours[1]["place"] == {
-        **ours[0]["place"],
-        **{"RANK": "1", "GROUP_RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-    }
+    first, second = ours["places"]
+    assert first == {**theirs["places"][0], **sizes}
+    other = {"RANK": "1", "GROUP_RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert second == {**first, **other}
     assert isinstance(theirs["model"], torch.nn.Linear)
-    for one, other in zip(ours[1]["model"].parameters(), theirs["model"].parameters(), strict=True):
+    for one, other in zip(ours["model"].parameters(), theirs["model"].parameters(), strict=True):
         torch.testing.assert_close(one, other)
-    assert theirs["fed"] == []
-    assert sum(sum(rank["fed"]) for rank in ours) == 2 * sum(range(40))
+    assert theirs["fed"] == 0
+    assert ours["fed"] == 2 * sum(range(40))
     _errors_are_the_same(TorchDistributor)
 
 
@@ -115,7 +116,8 @@ def fail_once(folder: str) -> list[Any]:
     assert last is not None
     dist.barrier()  # or a rank may end while the other still connects to it, which fails then
     place = [os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]]
-    return [last.step, sorted(path.name for path in last.folder.iterdir()), place, os.getpid()]
+    kept = sorted(path.name for path in last.folder.iterdir())
+    return ctx.all_gather([last.step, kept, place, os.getpid()])
 
 
 def hold(value: Any) -> Any:
@@ -150,7 +152,7 @@ def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) ->
         checkpoint_dir=str(tmp_path / "kept"),
         observe=sparkdl.Observe(on_log=lambda line: heard.append(line.text)),
     )
-    first, second = places.run_all(fail_once, str(tmp_path))
+    first, second = places.run(fail_once, str(tmp_path))
     assert first[:-1] == [3, ["0", "1", "manifest.json"], ["0", "2"]]
     assert second[:-1] == [3, ["0", "1", "manifest.json"], ["1", "2"]]
     assert first[-1] != second[-1] != os.getpid()
@@ -176,7 +178,7 @@ def test_program_may_end_by_sys_exit(tmp_path: Path) -> None:
 
 def test_any_picklable_value_comes_back_and_others_are_named() -> None:
     alone = sparkdl.TorchDistributor(use_gpu=False)
-    (held,) = alone.run_all(hold, "s" * 20_000_000)
+    held = alone.run(hold, "s" * 20_000_000)
     assert held() == "s" * 20_000_000
     with pytest.raises(ResultError, match=r"_thread\.lock"):
         alone.run(lock)
