@@ -12,7 +12,6 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
 from sparkdl.core.options import Feeding
 from sparkdl.core.tracking import tracked
@@ -34,7 +33,7 @@ Objective = Callable[[dict[str, Any], Any], Any]
 _LOOK_S = 5.0
 
 
-def search(  # noqa: PLR0913 (one option, one name)
+def search(
     spark: SparkSession | None,
     objective: Objective,
     space: Space,
@@ -44,7 +43,6 @@ def search(  # noqa: PLR0913 (one option, one name)
     nodes: int = 1,
     metric: str = "value",
     study: optuna.Study | None = None,
-    trial_timeout_s: float | None = None,
     **options: Unpack[LaunchOptions],
 ) -> optuna.Study:
     """Search for the parameters with which `objective(params, ctx)` is best.
@@ -63,7 +61,6 @@ def search(  # noqa: PLR0913 (one option, one name)
         parallelism: how many at once; their launches take turns.
         study: `optuna.create_study(…)`, which knows direction, sampler, pruner and storage. By
             default one that minimizes, and prunes no trial.
-        trial_timeout_s: seconds after which a trial fails.
         options: of `sparkdl.launch`: `framework`, `max_restarts`, … By default `map_fun` reads
             its own data, and no framework is imported.
 
@@ -94,10 +91,9 @@ def search(  # noqa: PLR0913 (one option, one name)
         try:
             params = dict(space(trial))
             with tracked("trial", number=trial.number, params=params) as note:
-                deadline = Deadline.after(trial_timeout_s)
                 with launch(spark, objective, params, nodes, **options) as cluster:
-                    _watch(cluster, metric, trial, deadline, stop)
-                    value = value_of(cluster.results(deadline.wait_s)[0], metric)
+                    _watch(cluster, metric, trial, stop)
+                    value = value_of(cluster.results()[0], metric)
                 note(value=value)
         except optuna.TrialPruned:
             raise
@@ -149,14 +145,8 @@ def _checked(study: optuna.Study | None, **numbers: int) -> optuna.Study:
     return study or optuna.create_study(pruner=optuna.pruners.NopPruner())
 
 
-def _watch(
-    cluster: Cluster,
-    metric: str,
-    trial: optuna.Trial,
-    deadline: Deadline,
-    stop: threading.Event,
-) -> None:
-    """Hand on what rank 0 reports, until the nodes have returned or time is up.
+def _watch(cluster: Cluster, metric: str, trial: optuna.Trial, stop: threading.Event) -> None:
+    """Hand on what rank 0 reports, until the nodes have returned.
 
     Raises:
         optuna.TrialPruned: if the pruner says so, or `stop` is set.
@@ -164,10 +154,10 @@ def _watch(
     import optuna
 
     last = -1
-    while not deadline.has_passed:
+    while True:
         if stop.is_set():
             raise optuna.TrialPruned("the search was interrupted")
-        step, metrics = cluster.reported(last, min(_LOOK_S, deadline.remaining_s))
+        step, metrics = cluster.reported(last, _LOOK_S)
         if step > last:
             last = step
             if metric in metrics:
