@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from sparkdl.core.errors import ConfigError
 
 MIN_HOST_TIMEOUT_S = 4.0
-HangAction = Literal["report", "restart", "fail"]
+HangAction = Literal["report", "fail"]
 Placement = Literal["auto", "attached", "detached"]
 
 
@@ -63,7 +63,8 @@ class Recovery:
             network outage longer than half of this may cost a restart.
         hang_timeout_s: without a step, a row or an exit, until the stacks of all nodes are logged;
             `None` for no watch.
-        on_hang: what follows then: `report` nothing more, `restart` or `fail`.
+        on_hang: what follows then: `report` nothing more; `fail`: the nodes that stand still have
+            failed, and restart as after any failure.
         keep_checkpoints: how many of the newest are kept in `checkpoint_dir`.
 
     Raises:

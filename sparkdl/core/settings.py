@@ -50,8 +50,6 @@ class Settings:
     def __post_init__(self) -> None:
         if self.max_restarts < 0:
             raise ConfigError(f"max_restarts={self.max_restarts} must be 0 or more")
-        if self.recovery.on_hang == "restart" and not self.can_restart:
-            raise ConfigError("Recovery(on_hang='restart') needs max_restarts=1 or more")
 
     @property
     def can_restart(self) -> bool:

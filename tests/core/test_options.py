@@ -42,7 +42,7 @@ def test_times_that_never_or_always_pass_are_refused(kind: Any, name: str, value
         (Recovery, {"keep_checkpoints": 0}, r"keep_checkpoints=0\) must be 1 or more"),
         (Recovery, {"hang_timeout_s": 0.0}, r"hang_timeout_s=0.0\) must be above zero"),
         (Recovery, {"hang_timeout_s": math.inf}, "or None"),
-        (Recovery, {"on_hang": "wait"}, "choose report, restart, fail"),
+        (Recovery, {"on_hang": "wait"}, "choose report, fail"),
         (Feeding, {"memory_nbytes": 0}, r"memory_nbytes=0\) must be at least one byte"),
         (Feeding, {"disk_nbytes": -1}, r"disk_nbytes=-1\) must be zero bytes or more"),
         (Observe, {"log_to_driver": print}, "Give a function as on_log"),

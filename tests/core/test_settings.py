@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.options import Recovery
-from sparkdl.core.settings import Environment, Settings
+from sparkdl.core.settings import Environment
 
 
 @pytest.mark.parametrize(
@@ -63,10 +62,3 @@ def test_environment_is_that_of_this_process_unless_given(monkeypatch: pytest.Mo
 def test_ports_that_are_none_are_refused_by_name(name: str, words: str, text: str) -> None:
     with pytest.raises(ConfigError, match=f"^{words}='{text}' is "):
         Environment.read({name: text})
-
-
-def test_restart_of_what_hangs_needs_restarts() -> None:
-    restart = Recovery(on_hang="restart")
-    with pytest.raises(ConfigError, match="needs max_restarts=1 or more"):
-        Settings(recovery=restart)
-    assert Settings(recovery=restart, max_restarts=1)

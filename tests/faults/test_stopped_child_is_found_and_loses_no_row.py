@@ -21,7 +21,7 @@ def test_stopped_child_is_found_and_loses_no_row(
 ) -> None:
     options: dict[str, Any] = {
         "max_restarts": 9,
-        "recovery": Recovery(hang_timeout_s=2.0, on_hang="restart"),
+        "recovery": Recovery(hang_timeout_s=2.0, on_hang="fail"),
     }
     with launch(train, Plan(pause_s=0.03), checkpoint_dir=str(tmp_path), **options) as cluster:
         feeding = cluster.feed_async(table(ROWS, 3))

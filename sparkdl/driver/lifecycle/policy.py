@@ -94,8 +94,6 @@ def decide(
     if not settings.can_restart:
         return Fail()
     cause = min(failures, key=lambda failure: failure.order)
-    if cause.kind == "hang" and settings.recovery.on_hang != "restart":
-        return Fail(f"on_hang={settings.recovery.on_hang!r}")
     if is_hopeless(cause):
         return Fail("another start would fail the same way: not restarted")
     if history.cause is not None and is_same(cause, history.cause):

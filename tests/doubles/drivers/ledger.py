@@ -26,7 +26,7 @@ with start(
     args=Plan(every=5, pause_s=pause_s),
     checkpoint_dir=folder,
     max_restarts=1000,
-    recovery=Recovery(hang_timeout_s=HANG_S, on_hang="restart"),
+    recovery=Recovery(hang_timeout_s=HANG_S, on_hang="fail"),
 ) as cluster:
     for _ in range(calls):
         cluster.feed(table(rows, 3), epochs=epochs)
