@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
@@ -20,7 +18,6 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedEr
 from sparkdl.core.texts import docs_page
 from sparkdl.version import __version__
 
-_BESIDE = ("pyspark", "tensorflow", "tensorflow-cpu", "keras", "tf-keras", "torch", "lightning")
 _INTERRUPTED = 130  # as shells have it
 
 
@@ -45,10 +42,6 @@ def main(argv: list[str] | None = None) -> int:
     explain.add_argument("name", nargs="?", metavar="ERROR",
         help="FeedTimeoutError or SPARKDL-FEED-LOST, say; without it, all are listed")  # fmt: skip
     explain.set_defaults(function=_explain)
-    version = commands.add_parser(
-        "version", help="print the versions of sparkdl and of what it uses"
-    )
-    version.set_defaults(function=_version)
     options = parser.parse_args(argv)
     try:
         return int(options.function(options))
@@ -178,13 +171,3 @@ def _explain(options: argparse.Namespace) -> int:
     raise ConfigError(
         f"no error of sparkdl is called {options.name!r}. Run `sparkdl explain` for all names"
     )
-
-
-def _version(_options: argparse.Namespace) -> int:
-    print(f"sparkdl {__version__}, Python {platform.python_version()}")
-    for name in _BESIDE:
-        try:
-            print(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return 0
