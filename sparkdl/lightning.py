@@ -15,7 +15,6 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -137,9 +136,7 @@ class FeedDataModule(Adopted):
         y: column or columns of the labels.
         validation: name of the feed of the validation: `cluster.feed_async(df, epochs=…,
             feed="validation")`, begun before the training's.
-        test: likewise, for `trainer.test`.
         num_workers: processes of each loader.
-        rows: of one epoch, of all nodes together; makes `steps_per_epoch` known.
         ctx: of this node, by default the one whose process this is.
         collate_fn: makes of a batch what the module is given, as `DataLoader`'s.
         options: `feed`, `even`, `tail`, `shuffle`, `seed` of the training; `pad` and `tail="pad"`
@@ -153,16 +150,14 @@ class FeedDataModule(Adopted):
     _packages = TRAINERS
     _base = ":LightningDataModule"
 
-    def __init__(  # noqa: PLR0913 (one option, one name)
+    def __init__(
         self,
         batch_size: int,
         x: Names = None,
         y: Names = None,
         *,
         validation: str | None = None,
-        test: str | None = None,
         num_workers: int = 0,
-        rows: int | None = None,
         ctx: NodeContext | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         **options: Any,
@@ -173,24 +168,11 @@ class FeedDataModule(Adopted):
             raise ConfigError("FeedDataModule reads the feed of a node: make it inside map_fun")
         self._ctx, self._names, self._workers = ctx, (x, y), num_workers
         self._collate = collate_fn
-        self.batch_size, self._rows = batch_size, rows
-        self._feeds = {"train": {"feed": DEFAULT_FEED, **options}}
-        for stage, feed in (("val", validation), ("test", test)):
-            if feed is not None:  # Lightning takes a missing method for a missing loader
-                padded = {"tail": "pad"} if options.get("tail") == "pad" else {}
-                self._feeds[stage] = {"feed": feed, "pad": options.get("pad"), **padded}
-                setattr(self, f"{stage}_dataloader", partial(self._rows_of, stage))
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """How many steps an epoch of the training takes, for learning rate schedules.
-
-        Raises:
-            ConfigError: without `rows`.
-        """
-        if self._rows is None:
-            raise ConfigError("steps_per_epoch needs the rows of an epoch: FeedDataModule(rows=…)")
-        return -(-self._rows // (self.batch_size * self._ctx.num_workers))
+        self.batch_size, self._options = batch_size, {"feed": DEFAULT_FEED, **options}
+        if validation is not None:  # Lightning takes a missing method for a missing loader
+            padded = {"tail": "pad"} if options.get("tail") == "pad" else {}
+            own = {"feed": validation, "pad": options.get("pad"), **padded}
+            self.val_dataloader = lambda: _NoSanityCheck(self._loader(own), self)
 
     def train_dataloader(self) -> Any:
         """Return what loads the feed of the training."""
@@ -200,16 +182,13 @@ class FeedDataModule(Adopted):
                 "reload_dataloaders_every_n_epochs: Lightning would begin an epoch of the feed "
                 "twice. Leave it out: the loaders last for the whole feed"
             )
-        return _UntilFeedEnds(self._loader("train"), self)
+        return _UntilFeedEnds(self._loader(self._options), self)
 
-    def _rows_of(self, stage: str) -> Any:
-        return _NoSanityCheck(self._loader(stage), self)
-
-    def _loader(self, stage: str) -> Any:
+    def _loader(self, options: dict[str, Any]) -> Any:
         from torch.utils.data import DataLoader
 
         x, y = self._names
-        data: Any = self._ctx.torch_dataset(self.batch_size, x, y, **self._feeds[stage])
+        data: Any = self._ctx.torch_dataset(self.batch_size, x, y, **options)
         data.is_read_ahead = True  # a Trainer fetches a batch ahead
         # The dataset gives whole batches, so the loader makes none.
         return DataLoader(
