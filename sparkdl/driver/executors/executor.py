@@ -95,14 +95,11 @@ class Executor(Protocol):
         """
         raise ConfigError("train_stream needs Spark; with executor='local' call cluster.feed")
 
-    def scanned_files(
-        self, data: Any, is_local: bool, is_wanted: Callable[[], bool]
-    ) -> ParquetSource:
+    def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
         """Return the files whose rows `data` holds, if it is a mere scan of Parquet files.
 
         Args:
             is_local: only local files count.
-            is_wanted: asked before each footer.
 
         Raises:
             ConfigError: if it is not, or nodes might read other rows than Spark; it says why.

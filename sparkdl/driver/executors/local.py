@@ -174,9 +174,7 @@ class LocalExecutor(Executor):
             with self._lock:
                 self._feeds.remove(feed)
 
-    def scanned_files(
-        self, data: Any, is_local: bool, is_wanted: Callable[[], bool]
-    ) -> ParquetSource:
+    def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
         raise ConfigError(
             "with executor='local' nodes can only read files of sparkdl.parquet, not a "
             f"{type(data).__name__}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -44,9 +44,7 @@ _REBASES = (
 )
 
 
-def scanned_files(
-    data: Any, is_local: bool, is_wanted: Callable[[], bool] = lambda: True
-) -> ParquetSource:
+def scanned_files(data: Any, is_local: bool) -> ParquetSource:
     """Return the files of a DataFrame's rows, to be read by nodes as they are now.
 
     Nodes can read the files if Spark's plan only scans plain Parquet files; it may choose and
@@ -60,7 +58,7 @@ def scanned_files(
     if data.isStreaming:
         raise ConfigError("it is a stream")
     try:
-        return source_of(_scan(data, is_local), is_wanted)
+        return source_of(_scan(data, is_local))
     except ConfigError:
         raise
     except Exception as error:  # of py4j: another Spark has other plans

@@ -245,10 +245,8 @@ class SparkExecutor(Executor):
             )
         return _start_query(data, self.thread, *target, **options)
 
-    def scanned_files(
-        self, data: Any, is_local: bool, is_wanted: Callable[[], bool]
-    ) -> ParquetSource:
-        return scanned_files(data, is_local, is_wanted)
+    def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
+        return scanned_files(data, is_local)
 
     def infer(self, data: Any, spec: FeedSpec, schema: Any) -> Any:
         if _is_dataframe(data):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from sparkdl.control.rows import CallShape
 from sparkdl.core.errors import ConfigError, FeedClosedError
@@ -30,11 +29,6 @@ from sparkdl.storage.parquet.paths import parquet_paths
 from sparkdl.storage.parquet.source import ParquetSource, list_files
 
 _log = logging.getLogger(__name__)
-
-_SILENT_S = 10.0
-"""How long a look at files is not worth a line of the log."""
-
-T = TypeVar("T")
 
 
 class Feeds:
@@ -86,7 +80,7 @@ class Feeds:
 
     def feed(self, name: str, request: FeedRequest, show: bool | None) -> FeedReport:
         """Feed data, see `Cluster.feed`."""
-        self.feed_spec(name, request.timeout_s, request.to)  # checks the arguments
+        nodes = len(self.feed_spec(name, request.timeout_s, request.to).targets)
         if request.epochs < 1:
             raise ConfigError(f"epochs={request.epochs} must be at least 1")
         if request.epochs > 1 and isinstance(request.data, Iterator):
@@ -102,7 +96,7 @@ class Feeds:
                 f"shuffle={request.shuffle!r} must be 'global' or None. To shuffle the rows that "
                 "each node has, give shuffle= to ctx.batches"
             )
-        request = self._with_files(name, request)
+        request = self._with_files(name, request, nodes)
         if isinstance(request.data, ParquetSource) and not request.data.num_rows:
             raise no_rows(name)
         return self._call(name, request, show)
@@ -222,27 +216,28 @@ class Feeds:
         # py4j, would leave locks taken.
         return begin(call, f"sparkdl-feed-{name}", self._executor.thread).result()
 
-    def _with_files(self, name: str, request: FeedRequest) -> FeedRequest:
+    def _with_files(self, name: str, request: FeedRequest, nodes: int) -> FeedRequest:
         """Return the request with Parquet files in place of the data, if the nodes read them."""
         files = request.data
         if (named := parquet_paths(files)) is not None:
             base = self._spec.default_fs, self._spec.working_dir
             paths = [absolute_url(path, *base) for path in named.paths]
             files = self._looked_up(name, partial(list_files, paths, named.columns, named.options))
+            files.check_fits(nodes)
         if isinstance(files, ParquetSource):
             if request.reader == "spark":
                 raise ConfigError(
                     "reader='spark' is for DataFrames: give spark.read.parquet(…), or leave it out"
                 )
         else:
-            found = self._scanned(name, request)
+            found = self._scanned(name, request, nodes)
             if found is None:
                 return request
             files = found
         shape = CallShape(1, {0: files.num_rows}, files.numbering)
         return replace(request, data=files, shape=shape)
 
-    def _scanned(self, name: str, request: FeedRequest) -> ParquetSource | None:
+    def _scanned(self, name: str, request: FeedRequest, nodes: int) -> ParquetSource | None:
         is_asked = request.reader == "nodes"
         # Only a DataFrame has a plan to follow. The error of other data is for `nodes` alone.
         if request.reader == "spark" or not (is_asked or hasattr(request.data, "mapInArrow")):
@@ -250,6 +245,7 @@ class Feeds:
         look = partial(self._executor.scanned_files, request.data, not is_asked)
         try:
             found = self._looked_up(name, look)
+            found.check_fits(nodes)
         except ConfigError as error:
             if is_asked:
                 raise ConfigError(
@@ -265,29 +261,9 @@ class Feeds:
         )
         return found
 
-    def _looked_up(self, name: str, look: Callable[[Callable[[], bool]], T]) -> T:
-        """Return what a look at files finds. The look ends with the call of `feed`.
-
-        Args:
-            look: is given a function that says whether its result is still wanted.
-        """
-        is_over = threading.Event()
+    def _looked_up(self, name: str, look: Callable[[], ParquetSource]) -> ParquetSource:
         # In a thread, so that Ctrl-C ends the wait: a storage may not answer for long.
-        outcome = begin(
-            lambda: look(lambda: not is_over.is_set()),
-            f"sparkdl-files-{name}",
-            self._executor.thread,
-        )
-        try:
-            if not outcome.wait(_SILENT_S):
-                _log.warning(
-                    "Feed %r: the driver is still reading the footers of the Parquet files. Fewer "
-                    "and larger files need less time",
-                    name,
-                )
-            return outcome.result()
-        finally:
-            is_over.set()
+        return begin(look, f"sparkdl-files-{name}", self._executor.thread).result()
 
     def _show_rows(
         self, runner: FeedRunner, name: str, bar: FeedBar, report: FeedReport | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sparkdl.control.messages import MAX_MESSAGE_NBYTES, ReadShare, encode
 from sparkdl.control.rows import FeedCount
 from sparkdl.core.errors import ConfigError, FeedTimeoutError
 from sparkdl.core.spec import ClusterSpec
@@ -37,8 +36,8 @@ class FeedReport:
             `rows_dropped` and `passes` it counts since the last restart.
         rows_dropped: rows left out because they did not fill a step.
         rows_unused: rows not wanted by any node, received but not read, of epochs not read by any
-            node. Of rows that no node wants any more only those are counted that Spark brings at
-            once; a log line says so.
+            node. Rows that Spark has not brought yet when no node wants more are not counted; a log
+            line says so.
         passes: how many times the data has been read; further epochs came from the nodes' logs.
         rows_covered: rows fed before a restart or in an earlier run, and covered by the checkpoint
             at which training resumed.
@@ -93,10 +92,9 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
     if is_short:  # epochs read from logs: which ones began is unknown
         epochs = min(epochs, (run.covered + used) // sum(call.shape.rows.values()))
     left_by = feed.nodes.gone(names)
-    is_unknown = run.is_unwanted and not run.rows and run.epoch < run.last
-    is_cut = run.epoch <= run.last and (run.is_cut or is_unknown)
+    is_unknown = run.is_unwanted and not run.rows and run.epoch <= run.last
     warning = ""
-    if (unused or (is_cut and names.keys() <= left_by)) and not (
+    if (unused or (is_unknown and names.keys() <= left_by)) and not (
         call.request.is_micro_batch and not run.is_unwanted  # more of the stream is to come
     ):
         enough = [
@@ -107,8 +105,8 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
         why = "too few for a step on every node"
         if enough:
             why = f"map_fun has returned or called terminate() on {listed(enough)}"
-        least = "at least " * is_cut
-        warning = f"Feed {feed.name!r}: {least}{unused} rows were not used: {why}"
+        many = f"{'at least ' * is_unknown}{unused} " * bool(unused)
+        warning = f"Feed {feed.name!r}: {many}rows were not used: {why}"
         if is_short and epochs < call.request.epochs > 1:
             warning += f". Used were {epochs} of {call.request.epochs} epochs"
     steps = {name: given[node_id].steps for node_id, name in names.items()}
@@ -189,18 +187,6 @@ def standstill(state: Delivering | Cutting | Reading, node_id: int) -> FeedTimeo
         f"{count.rows_received}. Raise the feed's timeout if a step may take longer; otherwise "
         "see what it waits for (cluster.logs, cluster.stacks, the log's warnings)"
     )
-
-
-def check_size(message: ReadShare) -> None:
-    """Check that a node's share of files fits into a message."""
-    nbytes = len(encode(message))
-    if nbytes > MAX_MESSAGE_NBYTES:
-        files, ranges = len(message.share.files), len(message.share.ranges)
-        raise ConfigError(
-            f"a node's share, {ranges} row groups in {files} files, needs a message of "
-            f"{nbytes} bytes, and {MAX_MESSAGE_NBYTES} are allowed. Write fewer and larger files "
-            "(row groups of some 100 MB), feed a part of the files at a time, or use more nodes"
-        )
 
 
 def warn_of_lost(name: str, calls: list[Call]) -> list[Action]:

@@ -121,8 +121,6 @@ class Run:
         sent: rows from feeders by node id; each once, however often it is read.
         moved: rows that another node's agent had to send on.
         is_unwanted: user code of a node has ended the call, or no node is left.
-        counts_until_s: the deadline for counting rows that no node is left to read.
-        is_cut: some of these rows were not counted.
         granted: the last message about granted rows.
         progress, quiet_s: the last news of all feeds, and when the feed timeout is over.
     """
@@ -146,8 +144,6 @@ class Run:
     sent: Mapping[int, int] = field(default_factory=dict)
     moved: int = 0
     is_unwanted: bool = False
-    counts_until_s: float = -math.inf
-    is_cut: bool = False
     granted: Granted | None = None
 
     @property

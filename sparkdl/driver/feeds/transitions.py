@@ -40,7 +40,6 @@ from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call
 from sparkdl.driver.feeds.report import (
-    check_size,
     covered_report,
     no_rows,
     report,
@@ -117,9 +116,7 @@ def _then(actions: list[Action], after: Step[S]) -> Step[S]:
 # between calls
 
 
-def _look_idle(
-    state: Idle, now_s: float
-) -> Step[Idle | Opening | Delivering | Explaining | Cutting | CuttingShort]:
+def _look_idle(state: Idle, now_s: float) -> Step[Idle | Opening | Delivering | Explaining]:
     """Feed the first call with rows for this generation; then serve requests, in order."""
     feed, nodes = state.feed, state.feed.nodes
     if nodes.problem is not None:
@@ -164,7 +161,7 @@ def _serve(feed: Feed) -> tuple[Feed, list[Action]]:
 
 def _begin(
     feed: Feed, world: World, call: Call, now_s: float
-) -> Step[Opening | Delivering | Explaining | Cutting | CuttingShort]:
+) -> Step[Opening | Delivering | Explaining]:
     """Begin to feed the remaining rows of a call to a generation."""
     members = fed_members(world, call.request.to)
     _check_can_be_fed(feed.name, call)
@@ -200,9 +197,7 @@ def _beginning(run: Run) -> FeedBegin:
     return FeedBegin(run.spec.feed, run.epoch, run.last, retain=retain)
 
 
-def _look_opening(
-    state: Opening, now_s: float
-) -> Step[Opening | Delivering | Explaining | Cutting | CuttingShort]:
+def _look_opening(state: Opening, now_s: float) -> Step[Opening | Delivering | Explaining]:
     counts = state.feed.nodes.staying(state.run.node_ids)
     is_over = now_s >= state.deadline_s  # rows that no agent reports are brought again
     run = state.run
@@ -214,9 +209,7 @@ def _look_opening(
 # bringing the rows of an epoch
 
 
-def _deliver(
-    feed: Feed, run: Run, now_s: float, name: str = ""
-) -> Step[Delivering | Explaining | Cutting | CuttingShort]:
+def _deliver(feed: Feed, run: Run, now_s: float, name: str = "") -> Step[Delivering | Explaining]:
     """Start to bring the rows of the next epoch.
 
     Args:
@@ -254,24 +247,17 @@ def _deliver(
 
 def _share_out(
     feed: Feed, run: Run, source: ParquetSource, now_s: float
-) -> Step[Delivering | Explaining | CuttingShort]:
+) -> Step[Delivering | Explaining]:
     spec = run.spec
     counts, done = feed.nodes.staying(run.node_ids), spec.done.get(0, ())
     if not counts:  # a node may be about to report why
         refused = run.refused + source.num_rows - num_rows({0: done})
         return Explaining(feed, replace(run, refused=refused), now_s + REASON_S), []
-    shares = {
-        node_id: ReadShare(spec.feed, spec.epoch, share, spec.run, spec.keep)
-        for node_id, share in zip(counts, source.shares(len(counts), done=done), strict=True)
-    }
-    try:
-        for share in shares.values():
-            check_size(share)
-    except ConfigError as error:
-        return _cut_short(feed, run, error, now_s)
-    said = [Send(share, frozenset({n}), spec.generation) for n, share in shares.items()]
-    rows = {0: source.num_rows}
-    return Delivering(feed, run, run.quiet_s, num_rows=rows), [*said]
+    said: list[Action] = []
+    for node_id, share in zip(counts, source.shares(len(counts), done=done), strict=True):
+        order = ReadShare(spec.feed, spec.epoch, share, spec.run, spec.keep)
+        said.append(Send(order, frozenset({node_id}), spec.generation))
+    return Delivering(feed, run, run.quiet_s, num_rows={0: source.num_rows}), said
 
 
 def _look_delivering(
@@ -283,13 +269,8 @@ def _look_delivering(
         return _look_cancelled(state, now_s)
     if state.is_job_running:
         # The next generation's job needs the slots of this one.
-        if _is_pointless(feed, run) or state.error is not None:
+        if _is_pointless(feed, run) or state.error is not None or run.is_unwanted:
             return _cancel(state, now_s)
-        if run.is_unwanted and now_s >= run.counts_until_s:
-            return _cancel(with_run(state, is_cut=True), now_s)
-        if run.is_unwanted:  # feeders count the rows that are left
-            is_known = state.deadline_s == run.counts_until_s
-            return state if is_known else replace(state, deadline_s=run.counts_until_s), []
     elif after := _after_job(state, now_s):
         return after
     if problem := _problem(feed, run):
@@ -392,8 +373,7 @@ def _delivering_ended(
         if not event.fed or run.call.is_empty:
             return _cut_short(feed, run, no_rows(feed.name), now_s)
     refused = sum(each.rows_refused for each in event.fed)
-    is_cut = any(each.rows_refused and each.num_rows < 0 for each in event.fed)
-    state = with_run(state, refused=run.refused + refused, is_cut=run.is_cut or is_cut)
+    state = with_run(state, refused=run.refused + refused)
     if after := _after_job(state, now_s):
         return after
     if refused:  # the nodes are about to report why
@@ -626,15 +606,9 @@ def note_news(state: R, now_s: float) -> Step[R | Idle]:
     if granted is not None and granted != run.granted:
         return with_run(state, granted=granted), [_to_nodes(run, granted)]
     if not run.is_unwanted and _is_unwanted(feed, run):
-        # The nodes may have returned by mistake, so the report counts the remaining rows.
-        has_left = len(feed.nodes.gone(run.node_ids)) == len(run.members)
-        until_s = now_s + REASON_S if has_left else now_s
-        said: list[Action] = []
-        if has_left and isinstance(state, Delivering):  # agents refuse more, and feeders count it
-            said = [_to_nodes(run, FeedCut(feed.name, run.epoch))]
         if isinstance(state, Reading):
             state = replace(state, deadline_s=now_s + REASON_S)
-        return with_run(state, is_unwanted=True, counts_until_s=until_s), said
+        return with_run(state, is_unwanted=True), []
     if not _is_pointless(feed, run):
         return state, []
     if not isinstance(state, Delivering) or not state.is_job_running:

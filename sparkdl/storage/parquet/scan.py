@@ -9,7 +9,7 @@ Arrow reads exactly the same values, and refuses the scan wherever that is uncer
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from sparkdl.control.messages import MAX_MESSAGE_NBYTES
 from sparkdl.control.rows import DataFile
 from sparkdl.core.errors import ConfigError
 from sparkdl.storage.parquet.source import (
@@ -89,11 +88,8 @@ class _Found:
     row_nbytes: int
 
 
-def source_of(scan: Scan, is_wanted: Callable[[], bool] = lambda: True) -> ParquetSource:
+def source_of(scan: Scan) -> ParquetSource:
     """Return a source of the scan's rows; reads the footers, several at a time.
-
-    Args:
-        is_wanted: asked before each footer.
 
     Raises:
         ConfigError: if Arrow's values may differ from Spark's: a file has changed since Spark
@@ -115,7 +111,7 @@ def source_of(scan: Scan, is_wanted: Callable[[], bool] = lambda: True) -> Parqu
         raise ConfigError("it reads a file twice")
     # Sorted, because the rows' numbers must not depend on the order of Spark's listing.
     paths = sorted(listed)
-    found = read_footers(paths, partial(_read_footer, system, listed, scan), is_wanted)
+    found = read_footers(paths, partial(_read_footer, system, listed, scan))
     row_groups = tuple(footer.row_groups for footer in found)
     files = tuple(
         DataFile(path, footer.row_nbytes, (), file.nbytes)
@@ -135,9 +131,6 @@ def source_of(scan: Scan, is_wanted: Callable[[], bool] = lambda: True) -> Parqu
     )
     if not source.num_rows:
         raise ConfigError("its files have no rows")
-    # One node's share, at most; some room is left for what rows that are done cut it into.
-    if len(msgspec.json.encode(source.shares(1)[0])) > MAX_MESSAGE_NBYTES // 2:
-        raise ConfigError("its files and row groups are too many for one message to a node")
     return source
 
 

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from sparkdl.control.messages import MAX_MESSAGE_NBYTES
 from sparkdl.control.rows import DataFile, FileRange, Share, Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.row_ranges import Range, uncovered
@@ -37,7 +38,6 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE
 _NAME_THEM = "Name the columns that all files have, once each"
 
 Values = Mapping[str, str | None]
-T = TypeVar("T")
 F = TypeVar("F")
 INT96_UNIT = "s"
 """Schemas are read with INT96 in seconds: no other timestamp of a Parquet file has this unit."""
@@ -81,6 +81,15 @@ class ParquetSource:
             for ranges in plan(self.row_groups, num_nodes, seed, done)
         ]
 
+    def check_fits(self, num_nodes: int) -> None:
+        """Check that a node's share fits into a message, cut by rows that are done as well."""
+        if len(msgspec.json.encode(self.shares(num_nodes)[0])) > MAX_MESSAGE_NBYTES // 2:
+            raise ConfigError(
+                f"its {len(self.files)} files with {sum(map(len, self.row_groups))} row groups are "
+                f"too many for one message to each of {num_nodes} nodes. Write fewer and larger "
+                "files (row groups of some 100 MB), feed a part at a time, or use more nodes"
+            )
+
 
 @dataclass(frozen=True)
 class _Footer:
@@ -95,7 +104,6 @@ def list_files(
     paths: str | Sequence[str],
     columns: Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
-    is_wanted: Callable[[], bool] = lambda: True,
 ) -> ParquetSource:
     """Find Parquet files and read their footers, several at a time.
 
@@ -107,7 +115,6 @@ def list_files(
             must be there on all nodes.
         columns: which columns, in this order; None means all.
         options: how to open the storage, see `storage.locate`. They go to the agents.
-        is_wanted: asked before each footer.
 
     Raises:
         ConfigError: if nothing is found, a file is not Parquet or cannot be read, the storage is
@@ -127,7 +134,7 @@ def list_files(
     found = _find(system, asked, [path for _, path in located])
     partitions = partition_fields(found)
     own = None if columns is None else [n for n in columns if n not in partitions.names]
-    footers = read_footers(list(found), lambda path: _read_footer(system, path, own), is_wanted)
+    footers = read_footers(list(found), lambda path: _read_footer(system, path, own))
     schema = _whole(_agreed_schema(list(found), footers, own), partitions, columns)
     kept = tuple(name for name in partitions.names if name in schema.names)
     files = tuple(
@@ -191,19 +198,11 @@ def _is_date(value: str) -> bool:
         return False
 
 
-def read_footers(
-    files: Sequence[T], read: Callable[[T], F], is_wanted: Callable[[], bool]
-) -> list[F]:
+def read_footers(files: Sequence[str], read: Callable[[str], F]) -> list[F]:
     """Return `read`'s result for each file, several at a time; raise its first error."""
-
-    def read_if_wanted(file: T) -> F:
-        if not is_wanted():
-            raise ConfigError(f"{file} was not read: its feed was interrupted. Feed again")
-        return read(file)
-
     pool = ThreadPoolExecutor(min(_FOOTER_THREADS, len(files)), "sparkdl-parquet-footer")
     try:
-        return list(pool.map(read_if_wanted, files))
+        return list(pool.map(read, files))
     finally:
         # After the first error the other footers are not needed.
         pool.shutdown(cancel_futures=True)

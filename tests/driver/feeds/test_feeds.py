@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from sparkdl.control.messages import ReadShare
-from sparkdl.control.rows import DataFile, Share, Storage
+from sparkdl.control.rows import DataFile, Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.feeds import feeds
-from sparkdl.driver.feeds.report import check_size
 from sparkdl.node.context import NodeContext
+from sparkdl.storage.parquet.source import ParquetSource
 from tests.doubles.meetings import STEP_S, parts
 from tests.doubles.nodes import SOON_S, launch
-from tests.doubles.until import until
 
 
 def thread(run: Any, name: str) -> threading.Thread:
@@ -43,33 +41,22 @@ def test_report_counts_all_rows_of_loops_that_were_left_early() -> None:
     assert (report.rows_used, report.rows_again, report.rows_unused) == (16, 32, 84)
 
 
-def order_of(files: int) -> ReadShare:
-    """Return an order to read so many files, whose names take 1 kB each."""
-    named = tuple(DataFile("x" * 1000, 1) for _ in range(files))
-    return ReadShare("input", 0, Share(Storage("file://"), b"", (), named, ()))
-
-
 def test_share_that_is_too_large_for_a_message_says_what_to_do() -> None:
-    check_size(order_of(10_000))
-    with pytest.raises(
-        ConfigError, match=r"17000 files, needs a message of .* Write fewer and larger files"
-    ):
-        check_size(order_of(17_000))
+    named = tuple(DataFile("x" * 1000, 1) for _ in range(10_000))
+    files = ParquetSource(Storage("file://"), pa.schema([]), (), named, ((1,),) * 10_000)
+    files.check_fits(2)
+    with pytest.raises(ConfigError, match=r"10000 files with .* Write fewer and larger files"):
+        files.check_fits(1)
 
 
-def test_look_at_files_ends_with_the_call_that_waits_for_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(feeds, "_SILENT_S", 0.1)
+def test_interrupt_ends_the_wait_for_a_look_at_files() -> None:
     over, caller = threading.Event(), threading.get_ident()
 
-    def look(is_wanted: Callable[[], bool]) -> None:
-        assert until(lambda: "still reading the footers" in caplog.text)
+    def look() -> Any:
         signal.pthread_kill(caller, signal.SIGINT)
-        assert until(lambda: not is_wanted())
-        over.set()
+        over.wait(SOON_S)
 
     own: Any = SimpleNamespace(_executor=SimpleNamespace(thread=thread))
     with pytest.raises(KeyboardInterrupt):
         feeds.Feeds._looked_up(own, "x", look)
-    assert over.wait(SOON_S)
+    over.set()

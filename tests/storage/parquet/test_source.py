@@ -24,7 +24,7 @@ from sparkdl.control.rows import FileRange, Share, Storage
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.core.row_ranges import take_rows, uncovered
 from sparkdl.storage.parquet.read import BATCH_NBYTES, _in_order, _Piece, _pieces, read_share
-from sparkdl.storage.parquet.source import ParquetSource, list_files, plan, read_footers
+from sparkdl.storage.parquet.source import ParquetSource, list_files, plan
 from sparkdl.storage.systems import locate, open_storage
 
 GROUPS = st.lists(st.lists(st.integers(0, 50), max_size=6), max_size=6)
@@ -476,15 +476,3 @@ def test_ranges_may_come_in_any_order(tmp_path: Path) -> None:
     share = msgspec.structs.replace(share, ranges=ranges)
     batches = read_share(share, batch_nbytes=BATCH_NBYTES)
     assert [x for batch in batches for x in batch["x"].to_pylist()] == [8, 9, 1, 2, 4]
-
-
-def test_footers_that_are_not_wanted_any_more_are_not_read() -> None:
-    files, seen = list(range(1000)), []
-
-    def read(file: int) -> None:
-        seen.append(file)
-
-    with pytest.raises(ConfigError, match="was interrupted"):
-        read_footers(files, read, lambda: len(seen) < 10)
-    assert len(seen) < 100
-    assert not parquet_threads()
