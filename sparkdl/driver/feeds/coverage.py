@@ -37,6 +37,7 @@ READERS = ("auto", "spark", "nodes")
 """Choices for reading a DataFrame that only scans Parquet files."""
 SHUFFLES = (None, "global")
 """Choices for redistributing all rows over all nodes in each epoch."""
+_NOTHING = FeedCoverage()
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ class CallHistory:
         keeps: calls are kept until a checkpoint covers them; else until they have been fed.
     """
 
-    def __init__(self, feed: str, keeps: bool = True) -> None:
+    def __init__(self, feed: str, keeps: bool = True, restored: FeedCoverage = _NOTHING) -> None:
         self._feed = feed
         self._keeps = keeps
         self._calls: dict[int, Call] = {}
@@ -175,17 +176,13 @@ class CallHistory:
         self._next_micro_batch = -1
         self._first = 0
         """All calls with smaller numbers are covered."""
-        self._restored = FeedCoverage()
+        self._restored = restored
         self._generation = 0
         self._owners: dict[int, tuple[int, int]] = {}
         """Call and epoch of the call, by epoch of this generation."""
         self._next_epoch = 0
 
-    def restore(self, coverage: FeedCoverage) -> None:
-        self._restored = coverage
-
     def add(self, request: FeedRequest) -> Call:
-        """Enter a call."""
         # Negative numbers keep micro-batches apart from calls, which a later run counts again from
         # 0.
         if request.is_micro_batch:
@@ -330,8 +327,8 @@ class CoverageStore:
 
     def history(self, feed: str) -> CallHistory:
         if feed not in self._histories:
-            self._histories[feed] = CallHistory(feed, self._keeps)
-            self._histories[feed].restore(self._restored.get(feed, FeedCoverage()))
+            restored = self._restored.get(feed, _NOTHING)
+            self._histories[feed] = CallHistory(feed, self._keeps, restored)
         return self._histories[feed]
 
     def restore(self, coverage: Mapping[str, FeedCoverage]) -> None:
@@ -352,7 +349,7 @@ class CoverageStore:
             if feed in self._histories:
                 covered[feed] = self._histories[feed].coverage(generation, found)
             else:
-                before = self._restored.get(feed, FeedCoverage())
+                before = self._restored.get(feed, _NOTHING)
                 rows = merge_epochs([before.rows.get(0, {}), *found])
                 covered[feed] = (
                     structs.replace(before, rows={**before.rows, 0: rows}) if found else before

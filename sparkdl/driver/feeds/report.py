@@ -41,7 +41,6 @@ class FeedReport:
         passes: how many times the data has been read; further epochs came from the nodes' logs.
         rows_covered: rows fed before a restart or in an earlier run, and covered by the checkpoint
             at which training resumed.
-        rows_moved: rows that one node received from a task and another node was given.
         rows_again: rows given in loops that were left early, so that the epoch began again; beside
             `rows_used`. Batches that were read ahead count, so do those that Keras looks at.
     """
@@ -55,7 +54,6 @@ class FeedReport:
     rows_unused: int = 0
     passes: int = 0
     rows_covered: int = 0
-    rows_moved: int = 0
     rows_again: int = 0
 
     @property
@@ -113,7 +111,7 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
     result = FeedReport(
         *(epochs, rows, steps),
         *(run.covered + total("rows"), total("padded"), total("dropped")),
-        *(unused, run.passes, run.covered, run.moved + run.table.rows_moved, total("again")),
+        *(unused, run.passes, run.covered, total("again")),
     )
     return result, warning
 

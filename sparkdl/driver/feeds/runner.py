@@ -140,6 +140,8 @@ class FeedRunner:
         self._executor = executor
         self._coverage = coverage
         self._spec = spec
+        lease_s, nodes = controller.spec.settings.lease_s, len(controller.spec.nodes)
+        self._answer_s = driver_patience_s(lease_s, nodes) + REASON_S
         self._states: dict[str, fs.State] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tickets = count()
@@ -272,13 +274,8 @@ class FeedRunner:
 
     def _new(self, name: str) -> fs.Idle:
         spec = replace(self._spec, feed=name)
-        settings = self._controller.spec.settings
-        patience_s = driver_patience_s(settings.lease_s, len(self._controller.spec.nodes))
-        answer_s = patience_s + REASON_S
-        # Only a restart makes up for the longer wait: without one the call fails in any case.
-        reason_s = answer_s if settings.can_restart else REASON_S
         nodes = nodes_now(self._controller.view, name)
-        return fs.Idle(fs.Feed(self._coverage.history(name), spec, reason_s, answer_s, nodes))
+        return fs.Idle(fs.Feed(self._coverage.history(name), spec, self._answer_s, nodes))
 
     def _perform(self, name: str, action: fs.Action) -> None:
         match action:
@@ -379,14 +376,16 @@ class FeedRunner:
         event: fs.Event
         try:
             if (name, action.job) in self._cancelled:
-                event = fs.JobBroke(action.job, FeedClosedError(f"feed {name!r} was cancelled"))
-            else:
-                fed = self._executor.feed(action.data, action.spec)
-                event = fs.JobEnded(action.job, tuple(fed))
+                raise FeedClosedError(f"feed {name!r} was cancelled")
+            event = fs.JobEnded(action.job, tuple(self._executor.feed(action.data, action.spec)))
         except Exception as error:  # noqa: BLE001 (raised in the call that waits for the job)
-            is_of_data = isinstance(error, (ConfigError, FeedTypeError))
-            is_cut_off = Code.FEED_LOST.is_in(error)
-            event = fs.JobBroke(action.job, error, is_of_data, is_cut_off)
+            reason_s = REASON_S
+            if isinstance(error, (ConfigError, FeedTypeError)):
+                reason_s = 0.0  # the data are the reason, not a node
+            # Only a restart makes up for the longer wait: without one the call fails in any case.
+            elif Code.FEED_LOST.is_in(error) and self._controller.spec.settings.can_restart:
+                reason_s = self._answer_s
+            event = fs.JobBroke(action.job, error, reason_s)
         self._cancelled.discard((name, action.job))
         self._controller.soon(self._handle, name, event)
 

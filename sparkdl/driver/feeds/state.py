@@ -31,11 +31,8 @@ class Nodes:
     Attributes:
         generation: of the current or next world; `None` after the end.
         world: the current nodes; `None` while a new world gathers.
-        problem: why the cluster cannot be fed any more.
-        has_failed: `problem` is a failure of the cluster, not its shutdown.
-        has_finished: all nodes that finish the job have returned.
+        problem: why the cluster cannot be fed any more: a failure (`has_failed`), or its shutdown.
         over: nodes that have returned or failed for good.
-        counts: what each node has received and read, by node id.
         progress: counts the news of all feeds: a larger number means that rows have moved.
     """
 
@@ -79,17 +76,12 @@ class Feed:
     """The part of a feed that all its states have.
 
     Attributes:
-        history: its calls, and their coverage by checkpoints.
-        spec: settings of every call: the token, the default feed timeout.
-        reason_s: how long to wait for a failure that explains why feeders have lost a node.
         answer_s: how long nodes may take to answer; a frozen agent counts as lost before.
         requests: the waiting requests, in order. The first may be in progress.
-        last_job: the number of the last Spark job.
     """
 
     history: CallHistory
     spec: FeedSpec
-    reason_s: float
     answer_s: float
     nodes: Nodes = Nodes()
     requests: tuple[FeedAsked, ...] = ()
@@ -105,23 +97,17 @@ class Run:
     """One generation is being fed the remaining rows of a call.
 
     Attributes:
-        left: the epochs with rows to feed.
-        first: the number of the first of them.
-        spec: the instructions of feeders.
-        members: the nodes that are fed.
-        before: their counts when it began.
+        left: the epochs with rows to feed; `first` is the number of the first of them.
+        before: the nodes' counts when it began.
         covered: rows of the call that a checkpoint covered when it began.
         epoch: the current or next epoch.
         read_to: the last epoch that all nodes will surely read.
         expected: rows brought, by node id.
         refused: rows that no node wanted.
-        passes: how often the data has been read.
         table: the rows of `epoch` from feeders. It changes in place.
         ahead: rows of `epoch` by node id that nodes have before it is fed.
         sent: rows from feeders by node id; each once, however often it is read.
-        moved: rows that another node's agent had to send on.
         is_unwanted: user code of a node has ended the call, or no node is left.
-        granted: the last message about granted rows.
         progress, quiet_s: the last news of all feeds, and when the feed timeout is over.
     """
 
@@ -142,7 +128,6 @@ class Run:
     passes: int = 0
     ahead: Mapping[int, int] = field(default_factory=dict)
     sent: Mapping[int, int] = field(default_factory=dict)
-    moved: int = 0
     is_unwanted: bool = False
     granted: Granted | None = None
 
@@ -168,7 +153,6 @@ class Run:
             self,
             table=RowTable(self.ahead, self.now.done, Random() if self.is_shuffled else None),
             sent=added(self.sent, self.table.assigned),
-            moved=self.moved + self.table.rows_moved,
         )
 
     @property
@@ -283,14 +267,12 @@ class JobBroke:
     """The Spark job `job` has failed, or was cancelled.
 
     Attributes:
-        is_of_data: the data or the call is the reason, not a node.
-        is_cut_off: feeders have lost the connection to a node.
+        reason_s: how long to wait for a failure of a node that explains it.
     """
 
     job: int
     error: Exception
-    is_of_data: bool = False
-    is_cut_off: bool = False
+    reason_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -389,10 +389,7 @@ def _delivering_broke(
         return state, []
     if after := _after_job(state, now_s):
         return after
-    if event.is_of_data:  # no failure of a node explains it, so none is awaited
-        return _cut_short(state.feed, state.run, event.error, now_s)
-    wait_s = state.feed.reason_s if event.is_cut_off else REASON_S
-    return Explaining(state.feed, state.run, now_s + wait_s, event.error), []
+    return Explaining(state.feed, state.run, now_s + event.reason_s, event.error), []
 
 
 def _after_job(state: Delivering, now_s: float) -> Step[CuttingShort | Idle] | None:

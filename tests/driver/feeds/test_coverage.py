@@ -120,8 +120,7 @@ def test_micro_batches_that_no_checkpoint_covers_are_told_of_and_not_fed_again()
     assert history.begin(1) == [calls[1]]
     assert calls[1].rows_covered == 4
     assert history.next() is calls[2], "the one under way is fed again"
-    later = CallHistory("input")
-    later.restore(covered)
+    later = CallHistory("input", restored=covered)
     assert later.add(FeedRequest("rows", is_micro_batch=True)).left(), "numbers of another run"
     assert later.add(FeedRequest("rows")).left()
 
@@ -135,8 +134,8 @@ def test_without_restarts_or_checkpoints_data_are_let_go_of_once_they_are_fed() 
 
 
 def test_a_later_run_goes_on_in_the_call_where_the_checkpoint_was() -> None:
-    history = CallHistory("input")
-    history.restore(FeedCoverage(1, {1: {2: {0: ((0, 5),)}}}, {1: CallShape(2, {0: 10, 1: 4})}))
+    covered = FeedCoverage(1, {1: {2: {0: ((0, 5),)}}}, {1: CallShape(2, {0: 10, 1: 4})})
+    history = CallHistory("input", restored=covered)
     first, second, third = (history.add(FeedRequest("data", epochs=4)) for _ in range(3))
     assert not first.left()
     assert second.left() == [EpochLeft(2, {0: ((0, 5),)}), EpochLeft(3)]
@@ -159,8 +158,8 @@ def test_a_later_run_goes_on_in_the_call_where_the_checkpoint_was() -> None:
 def test_other_data_than_a_checkpoint_was_made_with_are_refused(
     before: CallShape, now: CallShape, text: str
 ) -> None:
-    history = CallHistory("input")
-    history.restore(FeedCoverage(0, {0: {0: {0: ((0, 5),)}}}, {0: before}))
+    covered = FeedCoverage(0, {0: {0: {0: ((0, 5),)}}}, {0: before})
+    history = CallHistory("input", restored=covered)
     with pytest.raises(ConfigError, match=text):
         history.add(FeedRequest("data", shape=now))
 
@@ -239,8 +238,8 @@ def test_rows_that_are_fed_again_are_exactly_those_that_no_checkpoint_covers(
         assert history.begin(generation) == []
         if data.draw(st.booleans()):  # another run
             stored = msgspec.json.encode(history.coverage(generation, []))
-            history = CallHistory("input")
-            history.restore(msgspec.json.decode(stored, type=FeedCoverage))
+            covered = msgspec.json.decode(stored, type=FeedCoverage)
+            history = CallHistory("input", restored=covered)
             made = [history.add(FeedRequest("data", epochs)) for _, epochs in calls]
             history.begin(generation)
         left_over = [row for row in world.rows() if row not in world.covered]

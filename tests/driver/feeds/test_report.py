@@ -62,7 +62,7 @@ def told_of(world: World, refused: int, expected: dict[int, int], **nodes: Any) 
         refused=refused,
         expected=expected,
     )
-    feed = Feed(CallHistory("f"), spec, 0.0, 0.0, Nodes(0, world, **nodes))
+    feed = Feed(CallHistory("f"), spec, 0.0, Nodes(0, world, **nodes))
     told, warning = report(feed, run)
     assert told.rows_unused == refused + sum(expected.values())
     return warning

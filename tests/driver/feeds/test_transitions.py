@@ -43,7 +43,6 @@ from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from tests.doubles.machines import Played, declared_steps_only
 
 TIMEOUT_S = 600.0
-REASON_WAIT_S = 60.0
 ANSWER_S = 63.0
 ROOM_NBYTES = 1 << 30
 BOTH = frozenset({0, 1})
@@ -62,7 +61,7 @@ def world_of(num_nodes: int, generation: int = 0) -> World:
 def feed_of(num_nodes: int, keeps: bool = True) -> fs.Feed:
     order = FeedSpec("input", 0, "", (), "token", TIMEOUT_S)
     nodes = fs.Nodes(0, world_of(num_nodes))
-    return fs.Feed(CallHistory("input", keeps), order, REASON_WAIT_S, ANSWER_S, nodes)
+    return fs.Feed(CallHistory("input", keeps), order, ANSWER_S, nodes)
 
 
 # by hand
@@ -217,22 +216,21 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     play = Play()
     play.asked()
     error = RuntimeError("Task 0 failed 4 times")
-    assert play.say(fs.JobBroke(1, error, is_cut_off=True)) == []
+    assert play.say(fs.JobBroke(1, error, REASON_S)) == []
     assert isinstance(play.state, fs.Explaining)
-    assert play.state.deadline_s == REASON_WAIT_S
+    assert play.state.deadline_s == REASON_S
     cause = LaunchError("worker:1 was killed")
     assert play.seen(problem=cause, has_failed=True, generation=None, world=None) == [
         fs.Answer(7, cause)
     ]
     again = Play()
     again.asked()
-    again.say(fs.JobBroke(1, error))
-    assert again.state.deadline_s == REASON_S
+    again.say(fs.JobBroke(1, error, REASON_S))
     assert again.expire() == [CUT_SHORT], "nobody says: the job's own error counts"
     assert again.expire()[-1] == fs.Answer(7, error), "though no node has counted"
     of_data = Play()
     of_data.asked()
-    assert of_data.say(fs.JobBroke(1, error, is_of_data=True)) == [CUT_SHORT]
+    assert of_data.say(fs.JobBroke(1, error)) == [CUT_SHORT]
 
 
 def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None:
@@ -265,7 +263,7 @@ def test_nodes_that_do_not_count_when_a_call_is_cut_short_are_not_waited_for() -
     play = Play()
     play.asked()
     error = RuntimeError("no such column")
-    assert play.say(fs.JobBroke(1, error, is_of_data=True)) == [CUT_SHORT]
+    assert play.say(fs.JobBroke(1, error)) == [CUT_SHORT]
     assert play.state.deadline_s == ANSWER_S
     assert play.expire()[-1] == fs.Answer(7, error)
 
@@ -335,7 +333,7 @@ def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -
     once = Play()
     data = iter(range(3))
     once.say(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
-    once.say(fs.JobBroke(1, RuntimeError("lost")))
+    once.say(fs.JobBroke(1, RuntimeError("lost"), REASON_S))
     (answer,) = once.seen(generation=1, world=world_of(2, 1))
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedClosedError)
