@@ -1,4 +1,4 @@
-"""A process that may have no more descriptors, or write no more to its disk."""
+"""A process that may have no more descriptors."""
 
 from __future__ import annotations
 
@@ -14,22 +14,9 @@ def no_descriptors_left(but: int = 0) -> Iterator[None]:
     free = [os.dup(0) for _ in range(but + 1)]  # the lowest; they need not follow each other
     for fd in free:
         os.close(fd)
-    with _limited(resource.RLIMIT_NOFILE, free[-1]):
-        yield
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file of this process may grow, as on a full disk."""
-    with _limited(resource.RLIMIT_FSIZE, 0):
-        yield
-
-
-@contextmanager
-def _limited(kind: int, limit: int) -> Iterator[None]:
-    before = resource.getrlimit(kind)
-    resource.setrlimit(kind, (limit, before[1]))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], before[1]))
     try:
         yield
     finally:
-        resource.setrlimit(kind, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
