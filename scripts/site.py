@@ -51,7 +51,7 @@ REFERENCE = {
          "ml.estimators.torch_estimator.TorchEstimator",
          "ml.estimators.torch_estimator.LightningEstimator", "ml.estimators.estimator.TFEstimator",
          "ml.scoring.model.KerasModel", "ml.scoring.model.TFModel",
-         "ml.scoring.torch_model.TorchModel", "ml.scoring.predict.predict",
+         "ml.scoring.model.TorchModel", "ml.scoring.predict.predict",
          "ml.tuning.search"),
     ),
     "errors": ("Errors", "Each error is a `SparkdlError`, and one of Python's where one fits.",

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from sparkdl.ml.estimators.estimator import TFEstimator
     from sparkdl.ml.estimators.keras_estimator import KerasEstimator
     from sparkdl.ml.estimators.torch_estimator import LightningEstimator, TorchEstimator
-    from sparkdl.ml.scoring.model import KerasModel, TFModel
+    from sparkdl.ml.scoring.model import KerasModel, TFModel, TorchModel
     from sparkdl.ml.scoring.predict import predict
-    from sparkdl.ml.scoring.torch_model import TorchModel
     from sparkdl.ml.tuning import search
     from sparkdl.node.context import NodeContext
     from sparkdl.petastorm.spark import make_spark_converter
@@ -63,7 +62,7 @@ _HOMES = {
     "TFModel": "sparkdl.ml.scoring.model",
     "TorchDistributor": "sparkdl.distributors",
     "TorchEstimator": "sparkdl.ml.estimators.torch_estimator",
-    "TorchModel": "sparkdl.ml.scoring.torch_model",
+    "TorchModel": "sparkdl.ml.scoring.model",
     "data": "sparkdl",
     "doctor": "sparkdl.diagnosis.doctor",
     "errors": "sparkdl.core",

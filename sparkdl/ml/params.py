@@ -225,11 +225,6 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "'slot'; one in each 'executor', there each of its GPUs, for all of its slots; 'auto': each "
      "GPU where an executor has more slots than GPUs, else each slot"),
     # for PyTorch
-    ("model_path", None, _text, "The saved model: a file of torch.export (.pt2)"),
-    ("input_cols", [], TypeConverters.toListString, "Columns for the model's inputs, in the order "
-     "of the parameters of forward"),
-    ("output_cols", [], TypeConverters.toListString, "Columns for the model's outputs, in their "
-     "order"),
     ("input_shapes", {}, _dict, "DataFrame column to the shape of its rows, for arrays that are "
      "stored flat: [3, 224, 224]"),
     ("optimizer_args", {}, _dict, "Arguments of the optimizer by name"),

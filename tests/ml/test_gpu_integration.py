@@ -132,7 +132,7 @@ def test_task_slots_share_one_model_on_the_gpu_and_score_as_a_cpu_does(
     torch.manual_seed(3)
     module = net().eval()
     rows = points(spark).withColumn("partition", f.spark_partition_id()).cache()
-    stage: Any = TorchModel(module).setInputCols(["x"]).setBatchSize(32)
+    stage: Any = TorchModel(module).setFeaturesCol("x").setBatchSize(32)
     scored = stage.setOutputTypes({"output": "array<float>"}).transform(rows)
     found = {row.id: row.output for row in scored.collect()}
     x = torch.tensor([row.x for row in sorted(rows.collect(), key=lambda row: row.id)])

@@ -20,8 +20,7 @@ from sparkdl.ml.estimators.estimator import TFEstimator, launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.namespace import Namespace
 from sparkdl.ml.params import TABLE
-from sparkdl.ml.scoring.model import KerasModel, TFModel
-from sparkdl.ml.scoring.torch_model import TorchModel
+from sparkdl.ml.scoring.model import KerasModel, TFModel, TorchModel
 
 # TensorFlowOnSpark 2.2.5's, from the constructors of its TFEstimator and TFModel
 ESTIMATOR = {

@@ -9,8 +9,6 @@ from tests.ml.models import BIAS, WEIGHTS
 if TYPE_CHECKING:
     import torch
 
-KINDS = ("module", "pt2")
-
 
 def two_in_two_out() -> torch.nn.Module:
     """Make a module: `left` [rows, 3], `right` int64 [rows]; [rows, 2], and `right` + 1.

@@ -73,7 +73,6 @@ class LightningParams(NetworkParams, total=False):
     """The further parameters of `LightningEstimator`."""
 
     input_shapes: Mapping[str, Any]
-    output_cols: Sequence[str]
     strategy: Literal["ddp", "ddp_find_unused_parameters_true", "fsdp"]
     trainer_args: Mapping[str, Any]
 
@@ -87,5 +86,4 @@ class TorchParams(NetworkParams, total=False):
     metrics: Any
     optimizer: Any
     optimizer_args: Mapping[str, Any]
-    output_cols: Sequence[str]
     strategy: Literal["ddp", "ddp_find_unused_parameters_true", "fsdp"]

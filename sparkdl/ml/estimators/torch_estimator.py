@@ -25,9 +25,9 @@ from sparkdl.ml.estimators.torch_train import (
 )
 from sparkdl.ml.estimators.training import Inputs, check_fits, check_schema
 from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
+from sparkdl.ml.scoring.model import TorchModel
 from sparkdl.ml.scoring.source import NUMBER, Signature, Tensor
 from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
-from sparkdl.ml.scoring.torch_model import TorchModel
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _WEIGHT = "the column sample_weight"
 _SHARED = (
-    *("input_mapping", "input_shapes", "output_cols", "batch_size", "epochs", "model_dir"),
+    *("input_mapping", "input_shapes", "batch_size", "epochs", "model_dir"),
     *("num_workers", "label_col", "shuffle", "strategy", "verbose", *TRAINING, *SCORING, *COLUMNS),
 )
 

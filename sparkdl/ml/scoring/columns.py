@@ -5,7 +5,7 @@ Runs in: driver, feeder
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -143,84 +143,51 @@ def type_decoded(_: type, data: bytes) -> pa.DataType:
     return found
 
 
-def declared_outputs(
-    mapping: Mapping[str, str], types: Mapping[str, str]
-) -> tuple[t.StructType, tuple[OutputColumn, ...]]:
-    """Return the columns for outputs known by their declared types alone.
-
-    Args:
-        mapping: output to column.
-        types: column to `vector` or to a type of Spark.
-
-    Raises:
-        ConfigError: if an output has no type, or a type is none.
-    """
-    if missing := [column for column in mapping.values() if column not in types]:
-        raise ConfigError(
-            f"the model does not contain its outputs' types: declare {', '.join(missing)}, for "
-            f"example setOutputTypes({{{missing[0]!r}: 'array<float>'}})"
-        )
-    if unknown := [name for name in types if name not in mapping.values()]:
-        raise _unknown_types(unknown, mapping.values())
-    fields = [t.StructField(column, _declared(types[column])) for column in mapping.values()]
-    schema = t.StructType(fields)
-    columns = zip(mapping.items(), arrow_schema(schema), strict=True)
-    return schema, tuple(OutputColumn(c, name, field.type) for (name, c), field in columns)
-
-
-def _unknown_types(unknown: Sequence[str], columns: Iterable[str]) -> ConfigError:
-    return ConfigError(
-        f"output_types names {', '.join(map(repr, unknown))}: must name columns of the outputs, "
-        f"which are {', '.join(columns)}"
-    )
-
-
-def _declared(text: str) -> t.DataType:
-    if text == VECTOR:
-        return VectorUDT()
-    try:
-        return parsed_type(text)
-    except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
-        reason = next(iter(str(error).strip().splitlines()), "")
-        raise ConfigError(
-            f"output_types: {text!r} is no type of Spark: {reason}. Write it like 'float' or "
-            "'array<float>'"
-        ) from None
-
-
 def mapped_outputs(
     mapping: Mapping[str, str], types: Mapping[str, str], signature: Signature
 ) -> tuple[t.StructType, tuple[OutputColumn, ...]]:
     """Return the columns for the outputs that are mapped, in the mapping's order.
 
     Args:
-        mapping: output to column; empty for all outputs, under their own names. The only one may
-            be called otherwise, see `only_one`.
+        mapping: output to column; empty for all outputs, under their own names; where they are not
+            known, under those of `types`, in order. The only one may be called otherwise, see
+            `only_one`.
         types: column to `vector` or to a type of Spark.
 
     Raises:
-        ConfigError: if there is no such output, or it cannot be of that type.
+        ConfigError: if there is no such output, it cannot be of that type, or has none.
     """
-    by_name = {tensor.name: tensor for tensor in signature.outputs}
     # Names of TensorFlow 1 end in the place of the operation's output.
     chosen = {tensor.removesuffix(":0"): column for tensor, column in mapping.items()}
-    if only := only_one(list(chosen), signature.outputs):
-        chosen = dict.fromkeys([only.name], *chosen.values())
-    chosen = chosen or {name: name for name in by_name}
-    if unknown := [name for name in chosen if name not in by_name]:
-        raise ConfigError(
-            f"output_mapping names {', '.join(map(repr, unknown))}, and the model's outputs are "
-            f"{', '.join(map(str, signature.outputs))}; write setOutputMapping({{output: column}})"
-        )
+    by_name = {tensor.name: tensor for tensor in signature.outputs}
+    if by_name:
+        if only := only_one(list(chosen), signature.outputs):
+            chosen = dict.fromkeys([only.name], *chosen.values())
+        chosen = chosen or {name: name for name in by_name}
+        if unknown := [name for name in chosen if name not in by_name]:
+            raise ConfigError(
+                f"output_mapping names {', '.join(map(repr, unknown))}, and the model's outputs "
+                f"are {', '.join(map(str, signature.outputs))}; write "
+                "setOutputMapping({output: column})"
+            )
+        kinds = [_type(by_name[name], types.get(column)) for name, column in chosen.items()]
+    else:
+        chosen = chosen or {f"output_{place}": column for place, column in enumerate(types)}
+        columns = chosen.values() or ["scores"]
+        if missing := [column for column in columns if column not in types]:
+            raise ConfigError(
+                f"the model does not contain its outputs' types: declare {', '.join(missing)}, for "
+                f"example setOutputTypes({{{missing[0]!r}: 'array<float>'}})"
+            )
+        kinds = [_declared(types[column]) for column in chosen.values()]
     if unknown := [name for name in types if name not in chosen.values()]:
-        raise _unknown_types(unknown, chosen.values())
-    fields = [
-        t.StructField(column, _type(by_name[name], types.get(column)))
-        for name, column in chosen.items()
-    ]
-    schema = t.StructType(fields)
-    columns = zip(chosen.items(), arrow_schema(schema), strict=True)
-    return schema, tuple(OutputColumn(c, name, field.type) for (name, c), field in columns)
+        raise ConfigError(
+            f"output_types names {', '.join(map(repr, unknown))}: must name columns of the "
+            f"outputs, which are {', '.join(chosen.values())}"
+        )
+    schema = t.StructType(list(map(t.StructField, chosen.values(), kinds)))
+    fields = zip(chosen.items(), arrow_schema(schema), strict=True)
+    return schema, tuple(OutputColumn(c, name, field.type) for (name, c), field in fields)
 
 
 def class_outputs(
@@ -283,6 +250,19 @@ def _type(tensor: Tensor, declared: str | None) -> t.DataType:
             f"itself it is {own.simpleString()}. Declare that, or cast the column afterwards"
         )
     return kind
+
+
+def _declared(text: str) -> t.DataType:
+    if text == VECTOR:
+        return VectorUDT()
+    try:
+        return parsed_type(text)
+    except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise ConfigError(
+            f"output_types: {text!r} is no type of Spark: {reason}. Write it like 'float' or "
+            "'array<float>'"
+        ) from None
 
 
 def _fits(kind: t.DataType, own: t.DataType, dims: tuple[int | None, ...]) -> bool:

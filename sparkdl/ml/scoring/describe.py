@@ -20,7 +20,7 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkdlError
 from sparkdl.core.files import python_path
 from sparkdl.core.imports import quick_imports
 from sparkdl.ml.scoring.held import load
-from sparkdl.ml.scoring.source import TORCH, ModelSource, Signature
+from sparkdl.ml.scoring.source import ModelSource, Signature
 
 _DEADLINE_S = 600.0
 
@@ -37,23 +37,21 @@ def signature_of(source: ModelSource) -> Signature:
 
 
 def _ask(source: ModelSource) -> Signature:
-    name = "torch" if source.format in TORCH else "tensorflow"
     try:
-        if name in sys.modules:
+        if "tensorflow" in sys.modules:
             return load(source).signature
         return _apart(source)
     except (ConfigError, FrameworkMissingError):
         raise
     except ImportError as error:
         raise FrameworkMissingError(
-            f"{name} cannot be imported by the driver, which asks it for the model's outputs: "
-            f"{error}. Install it: pip install {name}"
-            + (" (or tensorflow-cpu)" if name == "tensorflow" else "")
+            "tensorflow cannot be imported by the driver, which asks it for the model's outputs: "
+            f"{error}. Install it: pip install tensorflow (or tensorflow-cpu)"
         ) from error
     except Exception as error:
         raise ConfigError(
             f"the model {source.path} cannot be loaded: {in_words(error)}. Give one that the "
-            f"{name} of this machine loads"
+            "tensorflow of this machine loads"
         ) from error
 
 

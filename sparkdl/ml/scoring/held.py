@@ -15,7 +15,7 @@ from sparkdl.core.imports import quick_imports
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.predictor import Predictor, load_function
 from sparkdl.ml.scoring.share import Share, task_share
-from sparkdl.ml.scoring.source import TORCH, ModelSource
+from sparkdl.ml.scoring.source import ModelSource
 from sparkdl.ml.scoring.tensorflow import load_tensorflow
 from sparkdl.ml.scoring.torch import load_torch
 from sparkdl.values.ndarrays import Array
@@ -35,7 +35,7 @@ def load(source: ModelSource, share: Share | None = None) -> Predictor:
     """
     if source.format == "function":
         return load_function(source, share)
-    if source.format in TORCH:
+    if source.format == "module":
         return load_torch(source, share)
     return load_tensorflow(source, share)
 

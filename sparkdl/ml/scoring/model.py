@@ -37,6 +37,7 @@ from sparkdl.ml.scoring.source import (
     with_keys,
 )
 from sparkdl.ml.scoring.task import Score
+from sparkdl.ml.scoring.torch import module_content, module_of, module_signature, plain
 from sparkdl.ml.summary import History, TrainingSummary
 
 MODEL = "model"
@@ -207,17 +208,21 @@ class NetworkModel(FittedModel, params=COLUMNS):
         """The names of the model's outputs."""
         return tuple(tensor.name for tensor in self._signature.outputs)
 
-    def _only_input(self) -> str:
+    def _inputs(self) -> dict[str, str]:
+        """Return column to input."""
+        mapping: dict[str, str] = self.getInputMapping()
+        if mapping:
+            return mapping
         if len(self._signature.inputs) != 1:
             raise ConfigError(
                 f"the model has the inputs {', '.join(self.inputs)}: setInputMapping({{column: "
                 "input, …}) instead of features_col"
             )
-        return self.inputs[0]
+        return dict.fromkeys(named(self.getFeaturesCol()), self.inputs[0])
 
     def _outputs(self) -> tuple[StructType, tuple[OutputColumn, ...]]:
         mapping, types = self.getOutputMapping(), self.getOutputTypes()
-        if mapping:
+        if mapping or not self._signature.outputs:
             return mapped_outputs(mapping, types, self._signature)
         if len(self._signature.outputs) != 1:
             raise ConfigError(
@@ -281,8 +286,7 @@ class KerasModel(NetworkModel):
 
     def _parts(self) -> Parts:
         args: Any = self._values()
-        columns = named(self.getFeaturesCol())
-        args.input_mapping = self.getInputMapping() or dict.fromkeys(columns, self._only_input())
+        args.input_mapping = self._inputs()
         source = _with_objects(source_of_content(self.content), self._objects)
         return source, self._signature, args, self._outputs()
 
@@ -294,5 +298,90 @@ class KerasModel(NetworkModel):
         (objects,) = unpacked_code(contents) if CODE in contents else ({},)
         signature = msgspec.json.decode(metadata["signature"], type=Signature)
         model = cls(contents[MODEL], signature, objects)
+        model._set_summary(metadata)
+        return model
+
+
+class TorchModel(NetworkModel, params=["input_shapes"]):
+    """Scores with a module of PyTorch.
+
+    `input_mapping` names the column for each parameter of `forward`; of a single one, `features_col`
+    does. `output_types` declares the columns of the outputs, in their order; with `output_mapping`,
+    of those of a dict by their keys. No Spark job runs.
+
+    Columns of floats come as the dtype of the model's parameters, others as their own. Each Python
+    worker of Spark loads the model once and keeps it until it is given another one; where GPUs are
+    fewer than task slots, one process for each GPU does, see `setModelPer`.
+
+    `TorchEstimator` and `LightningEstimator` return one that knows its outputs: it gives
+    `prediction_col`, as `KerasModel` does.
+
+    Args:
+        model: a `torch.nn.Module`, which travels to the executors by pickle as it is now, and
+            without `torch.compile`.
+
+    Raises:
+        ConfigError: if the module cannot travel.
+    """
+
+    __module__ = "sparkdl"
+    _content = b""
+
+    def __init__(self, model: Any = None) -> None:
+        super().__init__()
+        self._set_table_defaults(batch_size=SCORE_ROWS)
+        if model is not None:
+            self._content = module_content(plain(model))
+            self._signature = module_signature(model)
+
+    @classmethod
+    def _of(cls, content: bytes, signature: Signature) -> TorchModel:
+        """Return the model of a pickled module with known outputs."""
+        model = cls()
+        model._content, model._signature = content, signature
+        return model
+
+    def getModel(self) -> Any:
+        """Return the module, on the CPU; a further one with each call.
+
+        Raises:
+            FrameworkMissingError: if the driver has no PyTorch.
+        """
+        return module_of(self._content)
+
+    def _parts(self) -> Parts:
+        if not self._content:
+            raise ConfigError(f"{self.uid} does not know its model: make it as TorchModel(module)")
+        args: Any = self._values()
+        args.input_mapping = inputs = self._inputs()
+        required, optional = self._signature.inputs, self._signature.optional
+        wanted = {*inputs.values()}
+        if unknown := wanted - {tensor.name for tensor in (*required, *optional)}:
+            names = [*map(str, required), *(f"[{tensor.name}]" for tensor in optional)]
+            raise ConfigError(
+                f"input_mapping names the inputs {', '.join(map(repr, sorted(unknown)))}: must "
+                f"name those of the model, which are {', '.join(names)}"
+            )
+        shapes: dict[str, list[int]] = self.getInputShapes()
+        if strange := shapes.keys() - inputs.keys():
+            raise ConfigError(
+                f"input_shapes names {', '.join(map(repr, sorted(strange)))}: must name columns "
+                f"of the inputs, which are {', '.join(inputs)}"
+            )
+        by_input = {inputs[column]: (None, *shape) for column, shape in shapes.items()}
+        # Parameters with a default are fed only if they are mapped.
+        taken = (*required, *(tensor for tensor in optional if tensor.name in wanted))
+        signature = Signature(
+            tuple(replace(t, shape=by_input.get(t.name, t.shape)) for t in taken), ()
+        )
+        source = source_of_content(self._content, "module")
+        return source, signature, args, self._outputs()
+
+    def _contents(self, _spark: SparkSession) -> Contents:
+        return {MODEL: self._content}
+
+    @classmethod
+    def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> TorchModel:
+        model = cls._of(contents[MODEL], msgspec.json.decode(metadata["signature"], type=Signature))
         model._set_summary(metadata)
         return model

@@ -16,9 +16,7 @@ from urllib.parse import urlsplit
 
 from sparkdl.core.errors import ConfigError
 
-Format = Literal["saved_model", "keras", "pt2", "module", "function"]
-TORCH = ("pt2", "module")
-"""The formats that PyTorch loads."""
+Format = Literal["saved_model", "keras", "module", "function"]
 STRATEGIES = ("ddp", "ddp_find_unused_parameters_true", "fsdp")
 """How nodes train a model of PyTorch in step."""
 NUMBER = "number"
@@ -143,21 +141,6 @@ def source_of_content(content: bytes, kind: Format = "keras") -> ModelSource:
     return ModelSource("", kind, hashlib.sha256(content).hexdigest(), content=content)
 
 
-def torch_source(path: str) -> ModelSource:
-    """Return the source for a model of PyTorch at `path`, a local path or a URL.
-
-    Raises:
-        ConfigError: if there is nothing at a local path, or no file of `torch.export`.
-    """
-    path = local_path(path)
-    if not path.endswith(".pt2"):
-        raise ConfigError(
-            f"{path} is no file of torch.export (.pt2): save the model with torch.export.save, or "
-            "make it as TorchModel(module)"
-        )
-    return ModelSource(path, "pt2", fingerprint(path))
-
-
 def local_path(path: str) -> str:
     """Return a `file:` URL as a path, and anything else as it is."""
     parts = urlsplit(path)
@@ -176,8 +159,7 @@ def fingerprint(path: str) -> str:
     if not root.exists():
         raise ConfigError(
             f"there is no saved model at {path} on this machine. It must be a file or folder that "
-            "driver and executors can read: a SavedModel's folder or a .keras file for "
-            "TFModel (export_dir), a file of torch.export for TorchModel"
+            "driver and executors can read: a SavedModel's folder or a .keras file"
         )
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Loads a model of PyTorch: a file of `torch.export`, or a pickled module.
+"""Loads a pickled module of PyTorch.
 
 Runs in: feeder. Also in the process that describes a model to the driver.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -23,10 +23,7 @@ from sparkdl.core.errors import (
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
 from sparkdl.ml.scoring.source import NUMBER, ModelSource, Signature, Tensor
-from sparkdl.storage.systems import locate, open_storage
 from sparkdl.values.ndarrays import Array
-
-Call = Callable[[Mapping[str, Any]], Any]
 
 
 def _torch() -> Any:
@@ -39,10 +36,10 @@ def _torch() -> Any:
     return torch
 
 
-_SAVE = "Save it with torch.export.save, and give the path"
+_MAKE = "Score with sparkdl.predict, whose function makes it on the executors"
 
 
-def module_content(module: Any, advice: str = _SAVE) -> bytes:
+def module_content(module: Any, advice: str = _MAKE) -> bytes:
     """Return a module as it travels: pickled, its class too where executors cannot import it.
 
     Args:
@@ -54,9 +51,7 @@ def module_content(module: Any, advice: str = _SAVE) -> bytes:
     """
     torch = _torch()
     if not isinstance(module, torch.nn.Module):
-        raise ConfigError(
-            f"TorchModel takes a torch.nn.Module or the path of a saved model, not {module!r}"
-        )
+        raise ConfigError(f"a torch.nn.Module must be given, and not {module!r}")
     buffer = io.BytesIO()
     try:
         # cloudpickle, so that classes of a notebook travel too.
@@ -117,89 +112,22 @@ def load_torch(source: ModelSource, share: Share | None) -> Predictor:
     import torch
 
     device = _device(share)
-    if source.format == "pt2":
-        signature, call, dtypes = _exported(source, device)
-    else:
-        module = module_of(source.content or b"", device)
-        signature = module_signature(module)
-        # It may be in training mode, where dropout and batch normalization change results.
-        module.eval()
-        # PyTorch's layers raise for floats of another dtype than their weights.
-        own = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
-        dtypes = dict.fromkeys((t.name for t in (*signature.inputs, *signature.optional)), own)
-
-        def call(tensors: Mapping[str, Any]) -> Any:
-            return module(**tensors)
+    module = module_of(source.content or b"", device)
+    signature = module_signature(module)
+    # It may be in training mode, where dropout and batch normalization change results.
+    module.eval()
+    # PyTorch's layers raise for floats of another dtype than their weights.
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Any]:
         with torch.inference_mode():
-            tensors = {name: _tensor(x, dtypes[name], device) for name, x in inputs.items()}
-            return by_name(call(tensors))
+            # With memory of their own, which the model may change; rows are others'.
+            tensors = {
+                n: like_parameters(torch.tensor(x), dtype, device) for n, x in inputs.items()
+            }
+            return by_name(module(**tensors))
 
     return Predictor(signature, run, _numpy)
-
-
-def _exported(source: ModelSource, device: Any) -> tuple[Signature, Call, dict[str, Any]]:
-    """Load what `torch.export.save` has saved."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    program = torch.export.load(_file(source))
-    if device.type != "cpu":
-        from torch.export.passes import move_to_device_pass
-
-        # The graph names the device of the export wherever it makes a tensor.
-        program = move_to_device_pass(program, device)
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    names = program.graph_signature.user_inputs
-    if odd := [name for name in names if not isinstance(values.get(name), torch.Tensor)]:
-        raise ConfigError(
-            f"{source.path} takes inputs that are no tensors: {', '.join(map(str, odd))}. Export "
-            "a module that takes tensors only"
-        )
-    inputs = tuple(_described(name, values[name]) for name in names)
-    # The last rows of a partition are fewer than a batch.
-    if fixed := [t for t in inputs if t.shape and t.shape[0] is not None]:
-        raise ConfigError(
-            f"{source.path} was exported for a fixed number of rows: {fixed[0].name} "
-            f"{list(fixed[0].shape or ())}. Export it with dynamic_shapes={{"
-            f"{fixed[0].name!r}: {{0: torch.export.Dim.DYNAMIC}}, …}}"
-        )
-    given = [values.get(name) for name in program.graph_signature.user_outputs]
-    shaped = pytree.tree_unflatten(given, program.call_spec.out_spec)
-    outputs = tuple(_described(name, value) for name, value in by_name(shaped).items())
-    module, layout = program.module(), program.call_spec.in_spec
-
-    def call(tensors: Mapping[str, Any]) -> Any:
-        args, kwargs = pytree.tree_unflatten([tensors[name] for name in names], layout)
-        return module(*args, **kwargs)
-
-    return Signature(inputs, outputs), call, {name: values[name].dtype for name in names}
-
-
-def _described(name: str, value: Any) -> Tensor:
-    dtype = str(value.dtype).removeprefix("torch.")
-    shape = tuple(size if isinstance(size, int) else None for size in value.shape)
-    # numpy has no bfloat16, see `_numpy`.
-    return Tensor(name, "float32" if dtype == "bfloat16" else dtype, shape)
-
-
-def _file(source: ModelSource) -> Any:
-    """Return a local file's path, or another file's content: PyTorch loads from either."""
-    if source.content is not None:
-        return io.BytesIO(source.content)
-    storage, inner = locate(source.path)
-    if storage.uri == "file://":
-        return inner
-    with open_storage(storage).open_input_file(inner) as file:
-        return io.BytesIO(file.read())
-
-
-def _tensor(values: Array, dtype: Any, device: Any) -> Any:
-    """Return a tensor with memory of its own, which the model may change; rows are others'."""
-    import torch
-
-    return like_parameters(torch.tensor(values), dtype, device)
 
 
 def like_parameters(tensor: Any, dtype: Any, device: Any) -> Any:

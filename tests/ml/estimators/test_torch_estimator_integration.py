@@ -107,7 +107,7 @@ def test_regression_of_several_inputs_and_outputs(points: DataFrame) -> None:
         two_in_two_out(),
         loss=loss,
         input_mapping={"left": "left", "right": "right"},
-        output_cols=["sums", "next"],
+        output_mapping={"output_0": "sums", "output_1": "next"},
         keep=False,
     )
     rows = points.selectExpr("array(a, b, 1d) as left", "int(label) as right", "label")
@@ -116,7 +116,7 @@ def test_regression_of_several_inputs_and_outputs(points: DataFrame) -> None:
     assert scored.dtypes == [("sums", "array<float>"), ("next", "int")]
     assert {row.next for row in scored.collect()} == {1, 2, 3}
     with pytest.raises(ConfigError, match="outputs output_0, output_1: setOutputMapping"):
-        model.copy().setOutputCols([]).transform(rows)
+        model.copy().setOutputMapping({}).transform(rows)
 
 
 @pytest.mark.deep

@@ -30,7 +30,8 @@ def expected() -> Any:
 def test_module_scores_and_is_saved_and_loaded_in_a_pipeline(
     frame: DataFrame, tmp_path: Path
 ) -> None:
-    stage: Any = TorchModel(two_in_two_out()).setInputCols(["x", "id"]).setBatchSize(7)
+    stage: Any = TorchModel(two_in_two_out()).setBatchSize(7)
+    stage.setInputMapping({"x": "left", "id": "right"})
     stage.setOutputTypes({"scores": "vector", "next": "bigint"}).setHandleInvalid("skip")
     PipelineModel([stage]).save(str(tmp_path / "pipeline"))
     loaded = PipelineModel.load(str(tmp_path / "pipeline"))
@@ -45,45 +46,33 @@ def test_module_scores_and_is_saved_and_loaded_in_a_pipeline(
             assert after == i + 1
 
 
-def test_exported_program_tells_its_types(frame: DataFrame, tmp_path: Path) -> None:
-    import torch
-
-    example = (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
-    rows = ({0: torch.export.Dim.DYNAMIC},) * 2
-    program = torch.export.export(two_in_two_out(), example, dynamic_shapes=rows)
-    torch.export.save(program, tmp_path / "model.pt2")
-    stage: Any = TorchModel(tmp_path / "model.pt2").setInputMapping({"x": "left", "id": "right"})
-    stage.save(str(tmp_path / "stage"))
-    (tmp_path / "model.pt2").unlink()
-    loaded = TorchModel.load(str(tmp_path / "stage"))
-    scored = loaded.setOutputCols(["scores"]).transform(frame)
-    assert scored.dtypes == [*frame.dtypes, ("scores", "array<float>")]
-    assert np.allclose([row.scores for row in scored.collect()], expected())
-    with pytest.raises(ConfigError, match=r"output_0 \(float32 \[\?, 2\]\) cannot be a column of"):
-        loaded.setOutputTypes({"scores": "array<string>"}).transform(frame)
-
-
 def test_what_cannot_work_is_refused_before_anything_runs(frame: DataFrame) -> None:
     with pytest.raises(
         ConfigError, match=r"does not know its model: make it as TorchModel\(module\)"
     ):
         TorchModel().transform(frame)
     stage: Any = TorchModel(two_in_two_out())
-    with pytest.raises(ConfigError, match=r"set either input_cols or .*left .*, right .*\[scale\]"):
-        stage.transform(frame)
-    with pytest.raises(ConfigError, match=r"\['x'\] must give each input of the model a column"):
-        stage.setInputCols(["x"]).transform(frame)
-    with pytest.raises(ConfigError, match=r"declare their columns, for example setOutputTypes"):
-        stage.setInputCols(["x", "id"]).transform(frame)
     with pytest.raises(
-        ConfigError, match=r"does not contain its outputs' types: declare n, for example"
+        ConfigError, match=r"the inputs left, right: setInputMapping\(.* features_c"
     ):
-        stage.setOutputCols(["s", "n"]).setOutputTypes({"s": "vector"}).transform(frame)
-    stage.setOutputTypes({"s": "vector", "n": "int"})
-    with pytest.raises(ConfigError, match=r"column 'a.b' is of type string, which cannot feed"):
-        stage.setInputCols(["a.b", "id"]).transform(frame)
-    with pytest.raises(ConfigError, match="input_shapes names 'y'"):
-        stage.setInputCols(["x", "id"]).setInputShapes({"y": [3]}).transform(frame)
+        stage.transform(frame)
+    inputs = {"x": "left", "id": "right"}
+    for given, match in (
+        ({"input_mapping": {"x": "left"}}, "must give each input of the model a column"),
+        ({"input_mapping": {"x": "left", "id": "size"}}, r"'size'.* left .*, right .*\[scale\]"),
+        ({}, "types: declare scores, for example setOutputTypes"),
+        (
+            {"output_mapping": {"output_0": "n"}, "output_types": {"s": "vector"}},
+            "does not contain its outputs' types: declare n, for example",
+        ),
+        (
+            {"input_mapping": {"a.b": "left", "id": "right"}, "output_types": {"s": "vector"}},
+            "column 'a.b' is of type string, which cannot feed",
+        ),
+        ({"input_shapes": {"y": [3]}}, "input_shapes names 'y'"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            stage.copy()._set(**{"input_mapping": inputs, **given}).transform(frame)
 
 
 def calls() -> Any:
