@@ -50,8 +50,6 @@ LEAVE = "leave"
 _PREFIX = "sparkdl-scorer-"
 # Not TMPDIR, which may be too long for a socket's path: on YARN it is.
 _FOLDER = Path("/tmp")
-_MAX_PIECES = 2
-"""A task's unanswered pieces: one being scored, one waiting. It bounds the memory."""
 _START_S = 120.0
 """Until a scorer can be connected to, which is before it loads its model."""
 _WELCOME_S = 60.0
@@ -193,7 +191,6 @@ class ScorerClient:
         self._batch_size = batch_size
         self._outputs = tuple(outputs)
         self._oom_kills = oom_kills()
-        self._number = 0
         self._pieces: deque[tuple[Any, Any]] = deque()
         with ExitStack() as stack:
             self._client = stack.enter_context(
@@ -253,11 +250,6 @@ class ScorerClient:
             _start(start, device, deadline)
         raise InferenceError(f"no scorer can be connected to within {_START_S:g} s")
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more pieces may be sent before an answer has come."""
-        return len(self._pieces) >= _MAX_PIECES
-
     def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> None:
         """Send a piece, see `inputs_batch`.
 
@@ -293,12 +285,11 @@ class ScorerClient:
         self._pieces.popleft()
         _cancel(writer, reader)
         if answer.data is not None:
-            self._number += 1
             return list(answer.data.columns)
         failed = msgspec.msgpack.decode(answer.app_metadata, type=Failed)
         if not failed.stop:
             raise InferenceError(failed.text)
-        raise RowsFailedError(failed.text, self._number, failed.start, failed.stop)
+        raise RowsFailedError(failed.text, failed.start, failed.stop)
 
     def close(self) -> None:
         """End the task's calls, also those without an answer."""

@@ -6,19 +6,14 @@ Runs in: feeder, child. Also in the process that describes a model to the driver
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import pyarrow as pa
-
 from sparkdl.core.imports import quick_imports
-from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.predictor import Predictor, load_function
 from sparkdl.ml.scoring.share import Share, task_share
 from sparkdl.ml.scoring.source import ModelSource
 from sparkdl.ml.scoring.tensorflow import load_tensorflow
 from sparkdl.ml.scoring.torch import load_torch
-from sparkdl.values.ndarrays import Array
 
 _held: dict[ModelSource, Predictor] = {}
 """The one model of this process: Spark gives its Python workers no other place to keep one."""
@@ -55,42 +50,3 @@ def predictor(source: ModelSource) -> Predictor:
         # next to nothing.
         gc.freeze()
     return _held[source]
-
-
-class OwnModel:
-    """This Python worker's model, with the methods of a `ScorerClient`: it answers at once."""
-
-    def __init__(
-        self, source: ModelSource, batch_size: int, outputs: Sequence[OutputColumn]
-    ) -> None:
-        predictor(source)
-        self._source = source
-        self._batch_size = batch_size
-        self._outputs = outputs
-        self._number = 0
-        self._values: Mapping[str, Array] = {}
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a piece waits for its answer."""
-        return bool(self._values)
-
-    def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> None:
-        """Take a piece."""
-        self._values = values
-
-    def receive(self) -> list[pa.Array]:
-        """Return the answer to the piece.
-
-        Raises:
-            RowsFailedError: if the model fails.
-        """
-        values, number = self._values, self._number
-        self._values = {}
-        self._number += 1
-        # Asked for again: rows may come from another model's partition of this worker.
-        model = predictor(self._source)
-        return model.columns(values, self._batch_size, self._outputs, number)
-
-    def close(self) -> None:
-        """Leave the model to the next partition."""

@@ -305,9 +305,9 @@ class KerasModel(NetworkModel):
 class TorchModel(NetworkModel, params=["input_shapes"]):
     """Scores with a module of PyTorch.
 
-    `input_mapping` names the column for each parameter of `forward`; of a single one, `features_col`
-    does. `output_types` declares the columns of the outputs, in their order; with `output_mapping`,
-    of those of a dict by their keys. No Spark job runs.
+    `input_mapping` names the column for each parameter of `forward`; of an only one, `features_col`
+    does. `output_types` declares a column for each output, in order; with `output_mapping`, for
+    those that it names. No Spark job runs.
 
     Columns of floats come as the dtype of the model's parameters, others as their own. Each Python
     worker of Spark loads the model once and keeps it until it is given another one; where GPUs are

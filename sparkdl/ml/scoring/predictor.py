@@ -21,11 +21,10 @@ from sparkdl.values.ndarrays import Array
 
 
 class RowsFailedError(InferenceError):
-    """The model failed on rows `start` to before `stop` of the task's piece `number`."""
+    """The model failed on rows `start` to before `stop` of a piece."""
 
-    def __init__(self, text: str, number: int, start: int, stop: int) -> None:
+    def __init__(self, text: str, start: int, stop: int) -> None:
         super().__init__(text)
-        self.number = number
         self.start = start
         self.stop = stop
 
@@ -78,13 +77,8 @@ class Predictor:
         values: Mapping[str, Array],
         batch_size: int,
         outputs: Sequence[OutputColumn],
-        number: int,
     ) -> list[pa.Array]:
         """Return the columns of outputs for a piece of rows, scored in batches.
-
-        Args:
-            values: the model's inputs, by name.
-            number: of the piece, for the error.
 
         Raises:
             RowsFailedError: if the model fails.
@@ -102,7 +96,7 @@ class Predictor:
             return [_column(each, [part[each.tensor] for part in found]) for each in outputs]
         # A function of the user's may exit, which would end the worker without a reason.
         except (Exception, SystemExit) as error:
-            raise RowsFailedError(in_words(error), number, start, stop) from error
+            raise RowsFailedError(in_words(error), start, stop) from error
 
 
 def _check_rows(found: Mapping[str, Any], rows: int) -> None:

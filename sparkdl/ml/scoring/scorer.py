@@ -99,7 +99,7 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
             return model
         task, batch_size, outputs = rows.piece.task, rows.piece.batch_size, rows.piece.outputs
         try:
-            columns = model.columns(rows.values, batch_size, outputs, 0)
+            columns = model.columns(rows.values, batch_size, outputs)
         except RowsFailedError as error:
             self._failed.add(task)
             if len(self._failed) >= _MAX_FAILED:  # the model's state may be broken, or the GPU's

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -16,13 +17,15 @@ import pyarrow as pa
 from sparkdl.core.errors import FeedTypeError, InferenceError, ScorerLostError
 from sparkdl.ml.scoring.client import ScorerClient
 from sparkdl.ml.scoring.columns import OutputColumn
-from sparkdl.ml.scoring.held import OwnModel
+from sparkdl.ml.scoring.held import predictor
 from sparkdl.ml.scoring.inputs import InputColumn, input_values, valid_rows
 from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.share import Sharing
 from sparkdl.ml.scoring.source import ModelSource
 from sparkdl.values.ndarrays import Array
 
+_MAX_PIECES = 2
+"""A task's unanswered pieces: one being scored, one waiting. It bounds the memory."""
 _CHUNK_ROWS = 1024
 """Rows that are converted at once, at least: several batches, if these are small and quick."""
 _ANSWER_ROWS = 10_000
@@ -81,6 +84,11 @@ class Chunk:
         taken = pa.array(np.cumsum(self.valid) - 1, mask=~self.valid)
         return [column.take(taken) for column in columns]
 
+    @property
+    def rows(self) -> str:
+        """All its rows, for errors."""
+        return _rows_named(self.start, self.start + len(self.columns[0]) - 1)
+
     def scored_rows(self, start: int, stop: int) -> str:
         """Say which rows the values from `start` to before `stop` are of, for errors."""
         places = np.arange(start, stop)
@@ -127,63 +135,71 @@ class Score:
         # A function may take long, so no more of its rows are converted at once than it gets.
         is_slow = self.source.format == "function"
         batches = 1 if is_slow else max(1, _CHUNK_ROWS // self.batch_size)
-        found = chunks(pieces, self.batch_size * batches)
+        found = self._chunks(chunks(pieces, self.batch_size * batches))
         if (first := next(found, None)) is None:
             return  # without loading the model
-        sent: deque[tuple[int, Chunk]] = deque()
-        count = start = 0
+        device = self.sharing.own_device()
+        rest = chain([first], found)
+        for chunk, columns in self._own(rest) if device is None else self._shared(device, rest):
+            yield chunk, chunk.widened(columns) if chunk.values else self._nulls(chunk)
+
+    def _own(self, found: Iterable[Chunk]) -> Iterator[tuple[Chunk, list[pa.Array]]]:
+        """Score in this Python worker."""
+        for chunk in found:
+            columns: list[pa.Array] = []
+            with self._explained(chunk):
+                # Asked for again: rows may come from another model's partition of this worker.
+                model = predictor(self.source)
+                if chunk.values:
+                    columns = model.columns(chunk.values, self.batch_size, self.outputs)
+            yield chunk, columns
+
+    def _shared(
+        self, device: str, found: Iterable[Chunk]
+    ) -> Iterator[tuple[Chunk, list[pa.Array]]]:
+        """Score in a process for several workers."""
+        with self._explained():
+            scorer = ScorerClient.connect(
+                self.source, device, self.sharing.cores, self.batch_size, self.outputs
+            )
+        sent: deque[Chunk] = deque()
 
         def received() -> tuple[Chunk, list[pa.Array]]:
-            chunk = sent[0][1]
-            with self._explained(sent):
-                columns = scorer.receive() if chunk.values else []
-            sent.popleft()
-            return chunk, chunk.widened(columns) if chunk.values else self._nulls(chunk)
+            with self._explained(sent[0]):
+                columns = scorer.receive() if sent[0].values else []
+            return sent.popleft(), columns
 
-        with closing(self._scorer()) as scorer:
-            columns: Columns | None = first
-            while columns is not None:
-                chunk = self._chunk(start, columns)
-                start += len(columns[0])
-                # Chunks without a row to score have no answer, and wait only for those before them.
-                sent.append((count if chunk.values else -1, chunk))
+        with closing(scorer):
+            for chunk in found:
+                sent.append(chunk)
                 if chunk.values:
-                    count += 1
-                    with self._explained(sent):
+                    with self._explained(sent[0]):
                         scorer.send(chunk.values, chunk.given)
-                while sent and (scorer.is_full or not sent[0][1].values):
+                if len(sent) >= _MAX_PIECES:
                     yield received()
-                columns = next(found, None)
             while sent:
                 yield received()
 
-    def _scorer(self) -> OwnModel | ScorerClient:
-        """Return what runs the model: this Python worker, or a process of several."""
-        device = self.sharing.own_device()
-        if device is None:
-            return OwnModel(self.source, self.batch_size, self.outputs)
-        with self._explained(()):
-            return ScorerClient.connect(
-                self.source, device, self.sharing.cores, self.batch_size, self.outputs
-            )
-
     @contextmanager
-    def _explained(self, sent: Sequence[tuple[int, Chunk]]) -> Iterator[None]:
-        """Add the failed model, and its rows among the `sent` ones, to errors."""
+    def _explained(self, chunk: Chunk | None = None) -> Iterator[None]:
+        """Add the failed model, and its rows in a chunk, to errors."""
         try:
             yield
         except RowsFailedError as error:
-            rows = dict(sent)[error.number].scored_rows(error.start, error.stop)
+            assert chunk is not None
+            rows = chunk.scored_rows(error.start, error.stop)
             raise InferenceError(f"{self.model} failed on {rows}: {error}") from error.__cause__
         except ScorerLostError as error:
-            where = ""
-            if sent:
-                chunk = sent[0][1]
-                last = chunk.start + len(chunk.columns[0]) - 1
-                where = f" on {_rows_named(chunk.start, last)}"
+            where = f" on {chunk.rows}" if chunk else ""
             raise ScorerLostError(f"{self.model} failed{where}: {error}") from None
         except InferenceError as error:
             raise InferenceError(f"{self.model}: {error}") from error.__cause__
+
+    def _chunks(self, found: Iterable[Columns]) -> Iterator[Chunk]:
+        start = 0
+        for columns in found:
+            yield self._chunk(start, columns)
+            start += len(columns[0])
 
     def _chunk(self, start: int, columns: Columns) -> Chunk:
         given = columns[: len(self.inputs)]

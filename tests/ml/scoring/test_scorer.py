@@ -104,7 +104,6 @@ def test_two_tasks_share_a_process(connect: Connect) -> None:
     for _ in range(2):
         send(first, 1, 2, 3)
         send(second, *range(SIZE + 1))
-    assert first.is_full
     for client, values in ((first, [1, 2, 3]), (second, list(range(SIZE + 1)))):
         for _ in range(2):
             twice, sizes, pids = answer(client)
@@ -120,7 +119,7 @@ def test_only_the_task_with_the_wrong_rows_fails(connect: Connect) -> None:
     assert answer(good) == [[2, 4]]
     with pytest.raises(RowsFailedError, match="ValueError: thirteen") as caught:
         bad.receive()
-    assert (caught.value.number, caught.value.start, caught.value.stop) == (0, 0, 6)
+    assert (caught.value.start, caught.value.stop) == (0, 6)
     send(good, *range(SIZE))
     assert answer(good) == [[2 * x for x in range(SIZE)]]
     again = connect(function(double), Y)
