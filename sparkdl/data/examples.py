@@ -29,13 +29,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkdl.core.errors import ConfigError, RecordError, WriteError
 from sparkdl.data.framing import Chunk
+from sparkdl.values.types import SPARK_NAMES
 
 _NO_PLACE = (
     "which a TFRecord cannot hold. Cast it: decimals to double or string, dates and timestamps to "
     "bigint or string, ML vectors by vector_to_array, structs, maps and arrays of arrays to "
     "columns of their own or to JSON"
 )
-_LEAVES = (*(spark.NumericType, spark.BooleanType, spark.StringType, spark.BinaryType),)
 _PACKAGE = "tensorflow"
 _SCALARS = {
     "bytes": FieldDescriptorProto.TYPE_BYTES,
@@ -135,7 +135,7 @@ def arrow_schema(schema: spark.StructType) -> pa.Schema:
     for each in schema:
         kind = each.dataType
         leaf = kind.elementType if isinstance(kind, spark.ArrayType) else kind
-        if isinstance(leaf, spark.DecimalType) or not isinstance(leaf, _LEAVES):
+        if leaf.simpleString() not in SPARK_NAMES.values():
             raise ConfigError(f"column {each.name!r} is {kind.simpleString()}, {_NO_PLACE}")
     return to_arrow_schema(schema)
 
@@ -144,13 +144,6 @@ _STORED = {Kind.BYTES: pa.binary(), Kind.FLOAT: pa.float32(), Kind.INT64: pa.int
 _LISTS = {Kind.BYTES: "bytes_list", Kind.FLOAT: "float_list", Kind.INT64: "int64_list"}
 KINDS = {name: kind for kind, name in _LISTS.items()}
 """By what `Feature.WhichOneof("kind")` returns."""
-_SPARK_NAMES = {
-    pa.int8(): "tinyint",
-    pa.int16(): "smallint",
-    pa.int32(): "int",
-    pa.int64(): "bigint",
-    pa.bool_(): "boolean",
-}
 
 
 @cache
@@ -338,7 +331,7 @@ class _Values:
                 raise self._error(
                     record,
                     f"has {size} values, and the column holds one. Give it the type "
-                    f"array<{_SPARK_NAMES.get(leaf, leaf)}> in the schema",
+                    f"array<{SPARK_NAMES.get(leaf, leaf)}> in the schema",
                 )
         return values.take(pa.array(ends[1:] - 1, mask=missing))
 
@@ -358,7 +351,7 @@ class _Values:
         shown = value if isinstance(value, int) else f"{value[:20]!r}{'...' * (len(value) > 20)}"
         raise self._error(
             int(np.searchsorted(ends, bad, side="right")),
-            f"holds {shown}, which is no {_SPARK_NAMES.get(leaf, leaf)}. Give the column "
+            f"holds {shown}, which is no {SPARK_NAMES.get(leaf, leaf)}. Give the column "
             f"{'binary' if self.column.kind is Kind.BYTES else 'bigint'} in the schema",
         )
 

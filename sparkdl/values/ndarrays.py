@@ -21,12 +21,6 @@ from sparkdl.core.errors import ProtocolError
 
 Array = np.ndarray[Any, Any]
 
-_DTYPES: dict[str, np.dtype[Any]] = {
-    name: np.dtype(name)
-    for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-} | {"halffloat": np.dtype("f2"), "float": np.dtype("f4"), "double": np.dtype("f8")}
-"""Arrow's names of the types whose values lie in memory as numpy's."""
-
 INT32_MAX = 2**31 - 1
 """Arrow's lists, strings and binaries of 32 bits, and its fixed sizes, end here."""
 MODULES = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
@@ -117,9 +111,12 @@ def lengths(array: pa.Array) -> Array:
 
 def to_array(array: pa.Array) -> Array:
     """Return a column of a numpy dtype as an array, without a copy if possible."""
-    dtype = _DTYPES.get(str(array.type))
-    if dtype is None or array.null_count or not len(array):
+    kind = array.type
+    # The values of these lie in memory as numpy's.
+    is_plain = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    if not is_plain or array.null_count or not len(array):
         return np.asarray(array.to_numpy(zero_copy_only=False))
+    dtype = np.dtype(kind.to_pandas_dtype())
     # Arrow's own way imports pandas first, which takes as long as hundreds of batches.
     start = array.offset * dtype.itemsize
     return np.frombuffer(array.buffers()[1], dtype, len(array), start)

@@ -42,10 +42,11 @@ from sparkdl.ml.estimators.columns import (
     by_tensor,
     outputs_by_column,
 )
-from sparkdl.ml.scoring.inputs import NUMBERS, TEXTS, check_parts, input_columns, leaf_type
+from sparkdl.ml.scoring.inputs import check_parts, input_columns
 from sparkdl.ml.scoring.source import Signature, Tensor
 from sparkdl.ml.summary import History, TrainingSummary
 from sparkdl.storage.systems import locate, open_storage
+from sparkdl.values.types import NUMERIC, spark_family
 
 _log = logging.getLogger(__name__)
 Inputs = Mapping[str, Tensor]
@@ -267,14 +268,14 @@ def check_schema(task: Task, schema: StructType) -> None:
         )
     check_columns(schema.names, columns.names)
     for name in columns.features:
-        if not isinstance(leaf_type(schema[name].dataType), NUMBERS | TEXTS):
+        if spark_family(schema[name].dataType) == "other":
             raise _wrong_type(
                 schema, name, "features must be numbers, vectors, text, or arrays of them"
             )
     for name in columns.labels:
-        if not isinstance(leaf_type(schema[name].dataType), NUMBERS):
+        if (kind := spark_family(schema[name].dataType)) not in NUMERIC:
             advice = "labels must be numbers, vectors, or arrays of them"
-            if isinstance(leaf_type(schema[name].dataType), TEXTS):
+            if kind == "text":
                 advice += ": index text first, for example with pyspark.ml.feature.StringIndexer"
             raise _wrong_type(schema, name, advice)
     if columns.weight and not isinstance(schema[columns.weight].dataType, NumericType):

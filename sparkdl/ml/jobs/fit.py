@@ -49,11 +49,11 @@ from sparkdl.ml.jobs.work import (
     read_sample,
     total,
 )
-from sparkdl.ml.scoring.inputs import NUMBERS, leaf_type
 from sparkdl.ml.scoring.keras_objects import loaded
 from sparkdl.ml.scoring.source import Signature
 from sparkdl.ml.summary import TrainingSummary
 from sparkdl.node.task import parse_problem
+from sparkdl.values.types import NUMERIC, spark_family
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -284,7 +284,7 @@ class Jobs:
     def _store(self, data: DataFrame, role: str, columns: tuple[str, ...]) -> _Stored:
         for name in columns:
             kind = data.schema[name].dataType
-            if not isinstance(leaf_type(kind), NUMBERS):
+            if spark_family(kind) not in NUMERIC:
                 raise ConfigError(
                     f"column {name!r} is of type {kind.simpleString()}: training as Spark "
                     "jobs takes numbers, arrays of them and ML vectors. Encode it as numbers, "

@@ -7,40 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as t
+from pyspark.sql.pandas.types import from_arrow_type
 
 from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.driver.executors.scored import arrow_schema
-from sparkdl.ml.scoring.inputs import TEXT, TEXTS, leaf_type
 from sparkdl.ml.scoring.source import Signature, Tensor, only_one
 from sparkdl.spark_versions import parsed_type
 from sparkdl.values.ndarrays import Array, is_list, is_vector
 from sparkdl.values.results import build
+from sparkdl.values.types import BY_DTYPE, TEXT, fits
 
 How = Literal["as it is", "scores", "softmax", "class", "function"]
 VECTOR = "vector"
-_BY_DTYPE: dict[str, t.DataType] = {
-    "b1": t.BooleanType(),
-    "i1": t.ByteType(),
-    "i2": t.ShortType(),
-    "i4": t.IntegerType(),
-    "i8": t.LongType(),
-    # Spark has no unsigned types: the next larger one holds all values.
-    "u1": t.ShortType(),
-    "u2": t.IntegerType(),
-    "u4": t.LongType(),
-    # Spark has no half precision either.
-    "f2": t.FloatType(),
-    "f4": t.FloatType(),
-    "f8": t.DoubleType(),
-}
-"""Spark's types for numpy's, by `dtype.str` without the byte order."""
 
 
 @dataclass(frozen=True)
@@ -106,21 +90,7 @@ class OutputColumn:
         Raises:
             InferenceError: if it has other axes, or its elements are of another kind.
         """
-        depth, leaf = 0, self.type
-        while is_list(leaf):
-            depth, leaf = depth + 1, leaf.value_type
-        if is_vector(leaf):
-            depth, leaf = depth + 1, pa.float64()
-        kind = values.dtype.kind
-        is_number = pa.types.is_integer(leaf) or pa.types.is_floating(leaf)
-        is_alike = (
-            kind not in "biuf"
-            or (kind == "b" and pa.types.is_boolean(leaf))
-            or (kind != "b" and (is_number or pa.types.is_decimal(leaf)))
-        )
-        # An output of [rows, 1], as most models of one number have, fits a plain column.
-        is_single = not depth and prod(values.shape[1:]) == 1
-        if not is_alike or (values.ndim - 1 != depth and not is_single):
+        if not fits(self.type, str(values.dtype), values.shape):
             raise InferenceError(
                 f"the model's output {self.tensor!r} is {values.dtype} "
                 f"{['rows', *values.shape[1:]]}, and column {self.name!r} is declared as "
@@ -226,28 +196,23 @@ def class_outputs(
 
 def _type(tensor: Tensor, declared: str | None) -> t.DataType:
     dims = _dims(tensor, 1)
-    if declared == VECTOR:
-        if len(dims) != 2 or tensor.dtype == TEXT:
-            raise ConfigError(
-                f"the model's output {tensor} must be a vector for each row: declare another type "
-                "in output_types"
-            )
-        return VectorUDT()
-    own = t.StringType() if tensor.dtype == TEXT else _BY_DTYPE.get(_code(tensor))
+    own = BY_DTYPE.get(tensor.dtype)
     if own is None:
         raise ConfigError(
             f"Spark has no type for the model's output {tensor}. Leave it out of output_mapping, "
             "or cast it within the model"
         )
     for _ in dims[1:]:
-        own = t.ArrayType(own)
+        own = pa.list_(own)
     if declared is None:
-        return own
+        return from_arrow_type(own)
     kind = _declared(declared)
-    if not _fits(kind, own, dims):
+    (field,) = arrow_schema(t.StructType([t.StructField(tensor.name, kind)]))
+    if not fits(field.type, tensor.dtype, dims):
         raise ConfigError(
             f"output_types: the model's output {tensor} cannot be a column of type {declared}; by "
-            f"itself it is {own.simpleString()}. Declare that, or cast the column afterwards"
+            f"itself it is {from_arrow_type(own).simpleString()}. Declare that, or cast the column "
+            "afterwards"
         )
     return kind
 
@@ -265,15 +230,6 @@ def _declared(text: str) -> t.DataType:
         ) from None
 
 
-def _fits(kind: t.DataType, own: t.DataType, dims: tuple[int | None, ...]) -> bool:
-    if not isinstance(kind, t.ArrayType) and prod(n or 0 for n in dims[1:]) == 1:
-        own = leaf_type(own)
-    while isinstance(kind, t.ArrayType) and isinstance(own, t.ArrayType):
-        kind, own = kind.elementType, own.elementType
-    is_number = isinstance(kind, t.NumericType) and isinstance(own, t.NumericType)
-    return is_number or (isinstance(kind, TEXTS) and isinstance(own, TEXTS)) or kind == own
-
-
 def _dims(tensor: Tensor, min_rank: int) -> tuple[int | None, ...]:
     shape = tensor.shape
     if shape is None or len(shape) < min_rank or None in shape[1:]:
@@ -288,10 +244,6 @@ def _dims(tensor: Tensor, min_rank: int) -> tuple[int | None, ...]:
             "of output_mapping, or save the model for batches of any size"
         )
     return shape
-
-
-def _code(tensor: Tensor) -> str:
-    return str(np.dtype(tensor.dtype).str[1:])
 
 
 def _scores(values: Array, complement: float) -> Array:

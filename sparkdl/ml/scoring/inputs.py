@@ -11,7 +11,6 @@ from math import prod
 
 import numpy as np
 import pyarrow as pa
-from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
@@ -20,10 +19,8 @@ from sparkdl.driver.executors.scored import check_distinct
 from sparkdl.ml.scoring.source import ANY, NUMBER, Signature, Tensor, only_one
 from sparkdl.values.columns import convert
 from sparkdl.values.ndarrays import Array, is_list, lengths
+from sparkdl.values.types import NUMERIC, TEXT, spark_family
 
-TEXT = "string"
-TEXTS = t.StringType | t.BinaryType
-NUMBERS = t.NumericType | t.BooleanType | VectorUDT
 _WHOLE = "iu"
 
 
@@ -102,7 +99,8 @@ def check_parts(kinds: Mapping[str, t.DataType], tensor: Tensor) -> None:
         ConfigError: if one is no number, or the input takes another number of elements.
     """
     for column, kind in kinds.items():
-        if not isinstance(kind, t.NumericType | t.BooleanType) or tensor.dtype in (TEXT, ANY):
+        is_number = spark_family(kind) in ("boolean", "number") and kind.typeName() != "array"
+        if not is_number or tensor.dtype in (TEXT, ANY):
             raise ConfigError(
                 f"column {column!r} is of type {kind.simpleString()}, and {len(kinds)} columns "
                 f"are the model's {tensor}: each must be a number. Join arrays and vectors with "
@@ -116,19 +114,13 @@ def check_parts(kinds: Mapping[str, t.DataType], tensor: Tensor) -> None:
         )
 
 
-def leaf_type(kind: t.DataType) -> t.DataType:
-    """Return the type of the values in an array of any depth; of anything else its own."""
+def _check(column: str, kind: t.DataType, tensor: Tensor) -> None:
     while isinstance(kind, t.ArrayType):
         kind = kind.elementType
-    return kind
-
-
-def _check(column: str, kind: t.DataType, tensor: Tensor) -> None:
-    kind = leaf_type(kind)
     if tensor.dtype == ANY:
         takes = not isinstance(kind, t.StructType | t.MapType | t.NullType)
     else:
-        takes = isinstance(kind, TEXTS if tensor.dtype == TEXT else NUMBERS)
+        takes = spark_family(kind) in (("text",) if tensor.dtype == TEXT else NUMERIC)
     if not takes:
         raise ConfigError(
             f"column {column!r} is of type {kind.simpleString()}, which cannot feed the model's "

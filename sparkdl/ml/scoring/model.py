@@ -26,7 +26,7 @@ from sparkdl.ml.persistence import (
 )
 from sparkdl.ml.scoring.columns import OutputColumn, class_outputs, mapped_outputs
 from sparkdl.ml.scoring.describe import signature_of
-from sparkdl.ml.scoring.inputs import TEXT, input_columns, named
+from sparkdl.ml.scoring.inputs import input_columns, named
 from sparkdl.ml.scoring.keras_objects import Objects, loaded, registered
 from sparkdl.ml.scoring.predict import SCORE_ROWS, scored
 from sparkdl.ml.scoring.source import (
@@ -39,6 +39,7 @@ from sparkdl.ml.scoring.source import (
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.torch import module_content, module_of, module_signature, plain
 from sparkdl.ml.summary import History, TrainingSummary
+from sparkdl.values.types import TEXT
 
 MODEL = "model"
 """The content of a saved stage that is its model."""
