@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
@@ -36,26 +35,26 @@ _NO_PLACE = (
     "bigint or string, ML vectors by vector_to_array, structs, maps and arrays of arrays to "
     "columns of their own or to JSON"
 )
-_PACKAGE = "tensorflow"
-_SCALARS = {
-    "bytes": FieldDescriptorProto.TYPE_BYTES,
-    "float": FieldDescriptorProto.TYPE_FLOAT,
-    "int64": FieldDescriptorProto.TYPE_INT64,
-    "string": FieldDescriptorProto.TYPE_STRING,
-}
-_MESSAGES = {  # message: its fields, by their numbers
-    "BytesList": {1: "repeated bytes value"},
-    "FloatList": {1: "repeated float value"},
-    "Int64List": {1: "repeated int64 value"},
-    "Feature": {
-        1: "oneof BytesList bytes_list",
-        2: "oneof FloatList float_list",
-        3: "oneof Int64List int64_list",
-    },
-    "Features": {1: "map Feature feature"},
-    # TensorFlow's has no field 2: a SequenceExample has its feature lists there.
-    "Example": {1: "optional Features features", 2: "optional bytes feature_lists"},
-}
+# As protoc writes it. TensorFlow's Example has no field 2; a SequenceExample's lists are there:
+#     message BytesList { repeated bytes value = 1; }, FloatList and Int64List alike
+#     message Feature { oneof kind { BytesList bytes_list = 1; FloatList float_list = 2;
+#                                    Int64List int64_list = 3; } }
+#     message Features { map<string, Feature> feature = 1; }
+#     message Example { Features features = 1; bytes feature_lists = 2; }
+_FILE = (
+    b"\n\x16sparkdl/messages.proto\x12\ntensorflow"
+    b'"\x1a\n\tBytesList\x12\r\n\x05value\x18\x01 \x03(\x0c'
+    b'"\x1a\n\tFloatList\x12\r\n\x05value\x18\x01 \x03(\x02'
+    b'"\x1a\n\tInt64List\x12\r\n\x05value\x18\x01 \x03(\x03'
+    b'"\x98\x01\n\x07Feature\x12+\n\nbytes_list\x18\x01 \x01(\x0b2\x15.tensorflow.BytesListH'
+    b"\x00\x12+\n\nfloat_list\x18\x02 \x01(\x0b2\x15.tensorflow.FloatListH\x00\x12+\n\nint64_li"
+    b"st\x18\x03 \x01(\x0b2\x15.tensorflow.Int64ListH\x00B\x06\n\x04kind"
+    b'"\x83\x01\n\x08Features\x122\n\x07feature\x18\x01 \x03(\x0b2!.tensorflow.Features.Feature'
+    b'Entry\x1aC\n\x0cFeatureEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12"\n\x05value\x18\x02 '
+    b"\x01(\x0b2\x13.tensorflow.Feature:\x028\x01"
+    b'"H\n\x07Example\x12&\n\x08features\x18\x01 \x01(\x0b2\x14.tensorflow.Features\x12\x15\n\r'
+    b"feature_lists\x18\x02 \x01(\x0cb\x06proto3"
+)
 
 
 class Kind(enum.IntEnum):
@@ -141,8 +140,7 @@ def arrow_schema(schema: spark.StructType) -> pa.Schema:
 
 
 _STORED = {Kind.BYTES: pa.binary(), Kind.FLOAT: pa.float32(), Kind.INT64: pa.int64()}
-_LISTS = {Kind.BYTES: "bytes_list", Kind.FLOAT: "float_list", Kind.INT64: "int64_list"}
-KINDS = {name: kind for kind, name in _LISTS.items()}
+KINDS = {f"{kind.name.lower()}_list": kind for kind in Kind}
 """By what `Feature.WhichOneof("kind")` returns."""
 
 
@@ -150,43 +148,8 @@ KINDS = {name: kind for kind, name in _LISTS.items()}
 def example_class() -> Any:
     """Return the class of `Example`."""
     pool = DescriptorPool()  # not the default one, where TensorFlow registers its own
-    pool.Add(_file())
-    return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Example"))
-
-
-def _file() -> FileDescriptorProto:
-    file = FileDescriptorProto(name="sparkdl/messages.proto", package=_PACKAGE, syntax="proto3")
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for number, line in fields.items():
-            label, kind, field_name = line.split()
-            if label == "map":
-                label, kind = "repeated", f"{name}.{_add_entry(message, field_name, kind)}"
-            elif label == "oneof" and not message.oneof_decl:
-                message.oneof_decl.add(name="kind")
-            _add_field(message, field_name, number, label, kind)
-    return file
-
-
-def _add_entry(message: Any, field_name: str, kind: str) -> str:
-    """Add the message that an entry of a map is; return its name."""
-    entry = f"{field_name.title().replace('_', '')}Entry"
-    nested = message.nested_type.add(name=entry)
-    nested.options.map_entry = True
-    _add_field(nested, "key", 1, "optional", "string")
-    _add_field(nested, "value", 2, "optional", kind)
-    return entry
-
-
-def _add_field(message: Any, name: str, number: int, label: str, kind: str) -> None:
-    field = message.field.add(name=name, number=number)
-    is_repeated = label == "repeated"
-    field.label = field.LABEL_REPEATED if is_repeated else field.LABEL_OPTIONAL
-    field.type = _SCALARS.get(kind, field.TYPE_MESSAGE)
-    if kind not in _SCALARS:
-        field.type_name = f".{_PACKAGE}.{kind}"
-    if label == "oneof":
-        field.oneof_index = 0
+    pool.AddSerializedFile(_FILE)
+    return GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 
 # Writing
@@ -216,7 +179,7 @@ def encode(batch: pa.RecordBatch, columns: Sequence[Column]) -> list[bytes]:
 
 
 def _fill(feature: Any, kind: Kind, values: Sequence[Any]) -> None:
-    list_of = getattr(feature, _LISTS[kind])
+    list_of = getattr(feature, f"{kind.name.lower()}_list")
     list_of.SetInParent()  # or an empty list would be none
     list_of.value.extend(values)
 

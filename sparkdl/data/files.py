@@ -6,8 +6,7 @@ A write is atomic: all of its files appear, or none:
 2. Each task writes a file of its own there. The driver never renames files of failed or repeated
    tasks.
 3. The driver renames the files of successful tasks into the folder. If one cannot be renamed, it
-   deletes the renamed ones.
-4. To overwrite, the driver now removes the previous files; `_SUCCESS` comes last.
+   deletes the renamed ones. `_SUCCESS` comes last.
 """
 
 from __future__ import annotations
@@ -84,21 +83,18 @@ class _Read:
 def write_tfrecords(
     frame: DataFrame,
     path: str,
-    mode: str = "append",
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a DataFrame as TFRecord files, one for each task that has rows: all appear, or none.
 
     Args:
-        mode: `append`, or `overwrite` for a folder that is to hold nothing else.
+        path: a folder, whose other files stay.
         storage_options: arguments of the storage's class in `pyarrow.fs`.
 
     Raises:
-        ConfigError: for an unknown type or mode, or a place that cannot be written to.
+        ConfigError: for an unknown type, or a place that cannot be written to.
         WriteError: if the files cannot be made the folder's.
     """
-    if mode not in ("append", "overwrite"):
-        raise ConfigError(f"mode={mode!r} must be 'append' or 'overwrite'")
     columns = columns_of(arrow_schema(frame.schema))
     to = Destination.at(path, dict(storage_options or {}))
     to.begin()
@@ -106,7 +102,7 @@ def write_tfrecords(
     try:
         with named_jobs(frame.sparkSession, "sparkdl", "write TFRecords"):
             rows = numbered.mapInArrow(_Write(to, columns), "name string").collect()
-        to.commit([row.name for row in rows], mode == "overwrite")
+        to.commit([row.name for row in rows])
     except BaseException:
         # An interrupt too: the tasks' files would stay in the hidden folder.
         to.abort()
@@ -195,49 +191,13 @@ class Destination:
                 raise WriteError(f"{path} cannot be written: {error}") from error
             raise
 
-    def commit(self, names: Sequence[str], is_overwrite: bool) -> None:
-        """Make the files of these names the folder's, or its only ones. Runs in the driver.
+    def commit(self, names: Sequence[str]) -> None:
+        """Make the files of these names the folder's. Runs in the driver.
 
         Raises:
-            WriteError: if one cannot be moved, and then none is; or if old ones cannot be removed.
+            WriteError: if one cannot be moved, and then none is; or if the folder of tasks stays.
         """
         system = open_storage(self.storage)
-        # Listed before the move, after which old files could not be told from new ones.
-        old = self._present(system) if is_overwrite else []
-        self._move(system, names)
-        try:
-            _delete(system, old)
-            system.delete_dir(self.staging)
-            # Last, as Hadoop's committers do: its presence says that the write is complete.
-            with system.open_output_stream(f"{self.folder}/{_SUCCESS}", compression=None):
-                pass
-        except _FAILURES as error:
-            raise WriteError(
-                f"{self.folder}: the new files are complete, but the previous files could "
-                f"not all be removed: {error}. Remove them: they have other names"
-            ) from error
-
-    def abort(self) -> None:
-        """Remove the files that tasks have written. Runs in the driver.
-
-        Raises:
-            WriteError: if that fails; readers ignore the remaining files.
-        """
-        try:
-            open_storage(self.storage).delete_dir(self.staging)
-        # After a failed `commit`, which may have removed it.
-        except FileNotFoundError:
-            return
-        except _FAILURES as error:
-            raise WriteError(f"{self.staging} could not be removed: {error}") from error
-
-    def _present(self, system: pafs.FileSystem) -> list[pafs.FileInfo]:
-        """Return the entries of the folder before the write."""
-        infos = system.get_file_info(pafs.FileSelector(self.folder))
-        own = self.staging.rpartition("/")[2]
-        return [info for info in infos if info.base_name != own]
-
-    def _move(self, system: pafs.FileSystem, names: Iterable[str]) -> None:
         moved: list[str] = []
         try:
             for name in names:
@@ -254,11 +214,27 @@ class Destination:
                 else ""
             )
             raise WriteError(f"{self.folder}: nothing was written: {error}{hint}") from error
+        try:
+            system.delete_dir(self.staging)
+            # Last, as Hadoop's committers do: its presence says that the write is complete.
+            with system.open_output_stream(f"{self.folder}/{_SUCCESS}", compression=None):
+                pass
+        except _FAILURES as error:
+            raise WriteError(
+                f"{self.folder}: the files are complete, but {self.staging} or {_SUCCESS} is not "
+                f"as it should be: {error}. Remove the one, and make the other"
+            ) from error
 
+    def abort(self) -> None:
+        """Remove the files that tasks have written. Runs in the driver.
 
-def _delete(system: pafs.FileSystem, infos: Iterable[pafs.FileInfo]) -> None:
-    for info in infos:
-        if info.type == pafs.FileType.Directory:
-            system.delete_dir(info.path)
-        else:
-            system.delete_file(info.path)
+        Raises:
+            WriteError: if that fails; readers ignore the remaining files.
+        """
+        try:
+            open_storage(self.storage).delete_dir(self.staging)
+        # After a failed `commit`, which may have removed it.
+        except FileNotFoundError:
+            return
+        except _FAILURES as error:
+            raise WriteError(f"{self.staging} could not be removed: {error}") from error

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkdl.data.examples import Kind, example_class
+from sparkdl.data.examples import KINDS, Kind, example_class
 from sparkdl.data.framing import Chunk, frame
 
-LISTS = {Kind.BYTES: "bytes_list", Kind.FLOAT: "float_list", Kind.INT64: "int64_list"}
+LISTS = {kind: name for name, kind in KINDS.items()}
 
 # A feature as a test writes it: its kind and its values; None holds nothing at all.
 Feature = tuple[Kind, Sequence[Any]] | None

@@ -10,7 +10,7 @@ from sparkdl.core.errors import ConfigError, ReadError, WriteError
 from sparkdl.data.files import Destination
 from sparkdl.data.framing import find, read_file
 from sparkdl.storage.systems import locate
-from tests.data.records import framed, write
+from tests.data.records import write
 
 LOCAL = locate("/")[0]
 
@@ -58,28 +58,17 @@ def test_nothing_is_there_before_the_commit_and_all_after(tmp_path: Path) -> Non
     parts = [put(to, b"a", 0), put(to, b"b", 1)]
     lost = put(to, b"of an attempt that failed", 1)
     assert names(folder) == ["_staging"]
-    to.commit(parts, is_overwrite=False)
+    to.commit(parts)
     assert names(folder) == ["_SUCCESS", "part", "part"]
     assert [(folder / part).read_bytes() for part in parts] == [b"a", b"b"]
     assert not (folder / lost).exists()
-
-
-def test_overwriting_keeps_the_old_files_until_the_new_ones_are_there(tmp_path: Path) -> None:
-    old = write(tmp_path / "data", [b"old"])
-    write(tmp_path / "day=1" / "data", [b"old"])
-    to = Destination.at(str(tmp_path), {})
-    to.begin()
-    part = put(to, b"new")
-    assert old.read_bytes() == framed([b"old"])
-    to.commit([part], is_overwrite=True)
-    assert names(tmp_path) == ["_SUCCESS", "part"]
 
 
 def test_appending_keeps_the_old_files(tmp_path: Path) -> None:
     write(tmp_path / "data", [b"old"])
     to = Destination.at(str(tmp_path), {})
     to.begin()
-    to.commit([put(to, b"new")], is_overwrite=False)
+    to.commit([put(to, b"new")])
     assert names(tmp_path) == ["_SUCCESS", "data", "part"]
 
 
@@ -89,7 +78,7 @@ def test_a_commit_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     to.begin()
     parts = [put(to, b"new"), "part-that-the-driver-does-not-see"]
     with pytest.raises(WriteError, match=r"nothing was written.*does not see"):
-        to.commit(parts, is_overwrite=True)
+        to.commit(parts)
     to.abort()
     to.abort()  # twice does no harm
     assert names(tmp_path) == ["data"]
