@@ -112,7 +112,7 @@ def read_batches(
         threads: how many apply the `transform_spec`.
     """
     shard, shards = place
-    share, seed = source.shares(shards, options["shard_seed"])[shard], options["seed"] or 0
+    share, seed = source.shares(shards)[shard], options["seed"] or 0
     rows = GatheredRows()
     if window:
         rows.shuffle(np.random.default_rng(seed), window)

@@ -44,15 +44,12 @@ _OPTIONS = {
     "cur_shard": None,
     "seed": None,
     "shard_count": None,
-    "shard_seed": None,
     "shuffle_row_groups": True,
-    "shuffle_rows": False,
     "transform_spec": None,
 }
 """Options of Petastorm's `make_batch_reader`, with their defaults."""
 _ACCEPTED = ("convert_early_to_numpy", "hdfs_driver", "reader_pool_type", "results_queue_size")
 """Without effect here: how Petastorm's own reader works."""
-_MIXED_ROWS = 100_000
 
 
 @dataclass(frozen=True)
@@ -75,16 +72,6 @@ class SparkDatasetConverter:
     def __len__(self) -> int:
         return self.source.num_rows
 
-    @property
-    def dataset_size(self) -> int:
-        """The number of rows."""
-        return len(self)
-
-    @property
-    def file_urls(self) -> list[str]:
-        """The files."""
-        return [f"{self.source.storage.uri}{file.path}" for file in self.source.files]
-
     @contextmanager
     def make_tf_dataset(
         self,
@@ -106,8 +93,8 @@ class SparkDatasetConverter:
             shuffling_queue_capacity: shuffle within so many rows.
             petastorm_reader_kwargs: `cur_shard` and `shard_count`, by default those of the
                 process: of its node, or as Horovod, MPI or torchrun say; `cur_shard=0,
-                shard_count=1` reads all rows. `seed`, `shard_seed`, `shuffle_row_groups` (True),
-                `shuffle_rows`, `transform_spec`.
+                shard_count=1` reads all rows. `seed`, `shuffle_row_groups` (True),
+                `transform_spec`.
 
         Returns:
             Elements are named tuples of all columns: tensors `[rows, …]`.
@@ -144,7 +131,6 @@ class SparkDatasetConverter:
         num_epochs: int | None = None,
         workers_count: int | None = None,
         shuffling_queue_capacity: int = 0,
-        data_loader_fn: Callable[..., Any] | None = None,
         **petastorm_reader_kwargs: Any,
     ) -> Iterator[DataLoader[Any]]:
         """Return a context manager, which opens this process's rows as a `DataLoader` of PyTorch.
@@ -152,8 +138,6 @@ class SparkDatasetConverter:
         Args:
             batch_size, num_epochs, workers_count, shuffling_queue_capacity,
                 petastorm_reader_kwargs: see `make_tf_dataset`.
-            data_loader_fn: makes the loader out of a dataset of whole batches, and
-                `batch_size=None`; by default `torch.utils.data.DataLoader`.
 
         Returns:
             Batches are dicts of tensors `[rows, …]`, strings lists.
@@ -176,7 +160,7 @@ class SparkDatasetConverter:
                     )
                 return map(tensors_of, read())
 
-        yield (data_loader_fn or DataLoader)(Batches(), batch_size=None)
+        yield DataLoader(Batches(), batch_size=None)
 
     def delete(self) -> None:
         """Delete the files; does nothing if they have been deleted.
@@ -214,15 +198,13 @@ class SparkDatasetConverter:
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value}: must be at least 1")
         shard = _shard(options["cur_shard"], options["shard_count"])
-        window = window or (_MIXED_ROWS if options["shuffle_rows"] else 0)
-        most = (batch_size, epochs, window, threads or _THREADS)
+        most = (batch_size, epochs, window or 0, threads or _THREADS)
         return partial(read_batches, self.source, shard, *most, options)
 
 
 def make_spark_converter(
     df: DataFrame | str | PurePath,
     parquet_row_group_size_bytes: int = _ROW_GROUP_NBYTES,
-    compression_codec: str | None = None,
     dtype: str | None = "float32",
 ) -> SparkDatasetConverter:
     """Write a DataFrame to Parquet files, and return a converter that reads them while training.
@@ -235,7 +217,6 @@ def make_spark_converter(
         df: the DataFrame, or the path or URL of a folder of Parquet files, which is read as it
             is. A path without a scheme is on Spark's default file system.
         parquet_row_group_size_bytes: of the files that are written.
-        compression_codec: of the files that are written, `snappy` for example; by default none.
         dtype: of floats, also in arrays and vectors: `float32`, `float64`, or `None` to leave them
             (vectors are `float64`).
 
@@ -250,11 +231,7 @@ def make_spark_converter(
         root = default_fs(spark) if spark else "file://"
         url = absolute_url(str(df), root, os.getcwd())
         return SparkDatasetConverter(url, list_files(url), is_own=False)
-    writing = {
-        "compression": compression_codec or "uncompressed",
-        "parquet.block.size": parquet_row_group_size_bytes,
-    }
-    return _write(df, _parent_url(df.sparkSession), writing, dtype)
+    return _write(df, _parent_url(df.sparkSession), parquet_row_group_size_bytes, dtype)
 
 
 def _parent_url(spark: SparkSession) -> str:
@@ -276,7 +253,7 @@ def _parent_url(spark: SparkSession) -> str:
 
 
 def _write(
-    df: DataFrame, parent: str, options: dict[str, Any], dtype: str | None
+    df: DataFrame, parent: str, group_nbytes: int, dtype: str | None
 ) -> SparkDatasetConverter:
     from pyspark.sql import Observation
     from pyspark.sql.functions import count, lit
@@ -286,6 +263,7 @@ def _write(
     seen = Observation()
     columns = [_converted(df, each, dtype) for each in df.schema.fields]
     observed = df.select(columns).observe(seen, count(lit(1)).alias("rows"))
+    options = {"compression": "uncompressed", "parquet.block.size": group_nbytes}
     observed.write.options(**options).parquet(url)
     # Before the check below, so that files which fail it are deleted as well.
     atexit.register(_delete_at_exit, url)

@@ -49,7 +49,7 @@ def test_dataframe_is_written_as_float32_and_read_by_rank_everywhere(
     spark_local: SparkSession, cached: Path
 ) -> None:
     df = frame(spark_local)
-    converter = sparkdl.make_spark_converter(df, compression_codec="snappy")
+    converter = sparkdl.make_spark_converter(df)
     assert len(converter) == 40
     with converter.make_torch_dataloader(40, 1, shuffle_row_groups=False) as loader:
         (rows,) = loader
