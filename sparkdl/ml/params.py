@@ -223,7 +223,7 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "'skip' leaves it out, 'keep' gives it null outputs"),
     ("model_per", "auto", _one_of(*MODEL_PER), "Where copies of the model are: one in each task "
      "'slot'; one in each 'executor', there each of its GPUs, for all of its slots; 'auto': each "
-     "GPU where an executor has more slots than GPUs, else each slot"),
+     "GPU, unless tasks have whole ones, else each slot"),
     # for PyTorch
     ("input_shapes", {}, _dict, "DataFrame column to the shape of its rows, for arrays that are "
      "stored flat: [3, 224, 224]"),

@@ -9,7 +9,7 @@ its fraction; only float64 may become float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date, datetime, timezone
 from typing import Any
 
@@ -20,14 +20,7 @@ from sparkdl.core.errors import InferenceError
 from sparkdl.values.ndarrays import is_list, is_vector, lengths
 from sparkdl.values.rows import Codec, decode, row_fields, row_schema, rows
 
-_SAME: dict[str, Callable[[pa.DataType], bool]] = {
-    "bool": pa.types.is_boolean,
-    "str": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
-    "bytes": lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
-    "bytearray": lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
-    "date": pa.types.is_date32,
-    "null": lambda _kind: True,
-}
+_SAME = (pa.types.is_boolean, pa.types.is_string, pa.types.is_binary, pa.types.is_date32)
 _MAX_REPR = 60
 
 
@@ -127,44 +120,26 @@ def _column(values: Any, codec: Codec | None, field: pa.Field, is_row: bool) -> 
 
 def _cast(array: pa.Array, codec: Codec, to: pa.DataType) -> pa.Array | None:
     """Convert a whole array; None if it takes a closer look at the values."""
-    name, detail = codec.name, codec.detail
-    if name in ("float", "int") or (name == "scalar" and detail and detail[1] in "iuf"):
-        # Arrow's safe cast refuses fractions and overflow. The values are then looked at one by
-        # one.
-        is_number = pa.types.is_integer(to) or pa.types.is_floating(to)
-        plain = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
-        return array.cast(to) if is_number and plain else None
-    if name == "scalar" and detail == "|b1":
-        name = "bool"
-    if name in _SAME:
-        return array.cast(to) if _SAME[name](to) else None
-    if name == "datetime" and pa.types.is_timestamp(to):
-        # It is local time in a `timestamp`, as `_scalar` has it.
-        return array.cast(to) if to.tz is None else None
-    is_plain = not (array.null_count or codec.names)
-    if name in ("list", "tuple") and pa.types.is_list(to) and is_plain:
-        return _list(array, codec.of[0], to)
-    if name == "ndarray" and pa.types.is_list(to):
-        if pa.types.is_fixed_size_list(array.type):
-            is_last = not pa.types.is_fixed_size_list(array.type.value_type)
-            return _list(array, Codec("scalar" if is_last else "ndarray", detail=detail), to)
-        if pa.types.is_struct(array.type) and _are_flat(array):
-            return _list(array.field("data"), Codec("scalar", detail=detail), to)
-    return None
+    is_flat = codec.name == "ndarray" and pa.types.is_struct(array.type)
+    if is_flat and (lengths(array.field("shape")) == 1).all():
+        array = array.field("data")
+    # Decimals travel as text. Arrow's safe cast refuses fractions and overflow.
+    return array.cast(to) if "decimal" not in str(codec) and _is_alike(array, to) else None
 
 
-def _are_flat(ragged: pa.Array) -> bool:
-    """Whether all arrays of a struct<shape, data> have one dimension."""
-    return bool((lengths(ragged.field("shape")) == 1).all())
-
-
-def _list(array: pa.Array, element: Codec, to: pa.DataType) -> pa.Array | None:
-    values = _cast(array.flatten(), element, to.value_type)
-    if values is None or (values.null_count and not to.value_field.nullable):
-        return None
-    # Offsets anew, because those of a slice do not begin at 0.
-    ends = np.concatenate([[0], np.cumsum(lengths(array))])
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=to)
+def _is_alike(array: pa.Array, to: pa.DataType) -> bool:
+    """Whether a cast bends no value, and makes no null where there may be none."""
+    kind, types = array.type, pa.types
+    if types.is_list(to):
+        if not is_list(kind) or (array.null_count and types.is_fixed_size_list(kind)):
+            return False
+        inner = array.flatten()
+        return _is_alike(inner, to.value_type) and (to.value_field.nullable or not inner.null_count)
+    if types.is_null(kind) or (types.is_integer(kind) or types.is_floating(kind)):
+        return types.is_null(kind) or types.is_integer(to) or types.is_floating(to)
+    if types.is_timestamp(kind) and types.is_timestamp(to):
+        return to.tz is None  # else local time becomes an instant, as `_scalar` has it
+    return any(is_kind(kind) and is_kind(to) for is_kind in _SAME)
 
 
 def build(

@@ -83,8 +83,8 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
             leaves it out, `keep` gives it null results.
         model_per: where `make` is called: `slot`: once in each task slot's Python worker;
             `executor`: in one process for each GPU of an executor (or one for the executor), which
-            gets the rows of all its slots; `auto`: `executor` where an executor has GPUs but fewer
-            than slots, else `slot`.
+            gets the rows of all its slots; `auto`: `executor` where an executor has GPUs and tasks
+            have no whole ones, else `slot`.
 
     Raises:
         ConfigError: if a column is missing or cannot be an array, two would have one name, `schema`

@@ -6,6 +6,7 @@ Runs in: driver, feeder
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,13 +58,11 @@ class Sharing:
     Attributes:
         model_per: one of `MODEL_PER`.
         cores: of an executor; None for all of its host.
-        slots: of an executor; None for one for each core of its host.
         gpus_per_task: what Spark assigns to a task, `spark.task.resource.gpu.amount`; 0 for none.
     """
 
     model_per: str = "slot"
     cores: int | None = None
-    slots: int | None = None
     gpus_per_task: float = 0.0
 
     def device(self, share: Share | None, seen: Sequence[str]) -> str | None:
@@ -75,8 +74,8 @@ class Sharing:
 
         Returns:
             An entry for CUDA_VISIBLE_DEVICES, empty for the CPU; None for a model of the task's
-            own slot. With `auto` that is so unless slots outnumber the GPUs: on CPUs, processes
-            side by side are faster.
+            own slot. With `auto` that is so on CPUs, where processes side by side are faster, and
+            where each task has a whole GPU.
         """
         if self.model_per == "slot" or share is None:
             return None
@@ -84,8 +83,7 @@ class Sharing:
             is_crowded = 0 < self.gpus_per_task < 1
             found = next(iter(owned_gpus(share.gpus[:1])), "")
         elif seen:
-            is_crowded = len(seen) < (self.slots or os.cpu_count() or 1)
-            found = seen[share.number % len(seen)]
+            is_crowded, found = True, seen[share.number % len(seen)]
         else:
             is_crowded, found = False, ""
         return found if is_crowded or self.model_per == "executor" else None
@@ -113,22 +111,10 @@ def sharing_of(spark: Any, model_per: str) -> Sharing:
     def setting(name: str) -> str:
         return str(spark.conf.get(name, "") or "")
 
-    master = setting("spark.master")
-    cpus = int(setting("spark.task.cpus") or 1)
-    cores: int | None = None
-    if master.startswith("local[") or master == "local":
-        text = master.removeprefix("local").strip("[]").partition(",")[0]
-        cores = int(text) if text.isdigit() else None if text else 1
-    elif setting("spark.executor.cores").isdigit():
-        cores = int(setting("spark.executor.cores"))
-    elif master.startswith("local-cluster["):
-        cores = int(master.split(",")[1])
-    # Spark's default there; a standalone worker gives an executor all of its cores.
-    elif master.startswith(("yarn", "k8s:")):
-        cores = 1
-    slots = None if cores is None else max(1, cores // cpus)
+    local = re.match(r"local\[(\d+)", setting("spark.master"))
+    cores = local[1] if local else setting("spark.executor.cores")
     gpus = float(setting("spark.task.resource.gpu.amount") or 0)
-    return Sharing(model_per, cores, slots, gpus)
+    return Sharing(model_per, int(cores) if cores.isdigit() else None, gpus)
 
 
 def seen_gpus() -> tuple[str, ...]:

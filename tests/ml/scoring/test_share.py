@@ -25,19 +25,12 @@ ASSIGNED = Share(1, ("1",), 5)
         (Sharing("executor"), TASK, ("0", "1", "7"), "7"),
         (Sharing("executor"), ASSIGNED, ("0", "1"), "1"),
         (Sharing("auto"), TASK, (), None),
-        (Sharing("auto", slots=4), TASK, ("0", "1"), "1"),
-        (Sharing("auto", slots=2), TASK, ("0", "1"), None),
-        (
-            Sharing("auto"),
-            TASK,
-            tuple(map(str, range(1 << 12))),
-            None,
-        ),  # more than any host has cores
+        (Sharing("auto"), TASK, ("0", "1"), "1"),
         (Sharing("auto", gpus_per_task=0.25), ASSIGNED, (), "1"),
-        (Sharing("auto", gpus_per_task=1.0, slots=4), ASSIGNED, ("0", "1"), None),
+        (Sharing("auto", gpus_per_task=1.0), ASSIGNED, ("0", "1"), None),
     ],
 )
-def test_slots_share_a_model_where_they_are_to_or_outnumber_the_gpus(
+def test_slots_share_a_model_where_they_are_to_or_have_no_whole_gpu(
     sharing: Sharing,
     share: Share | None,
     seen: tuple[str, ...],
@@ -63,23 +56,18 @@ def test_worker_that_is_used_again_counts_the_gpus_of_its_executor(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"spark.master": "local[4]"}, (4, 4)),
-        ({"spark.master": "local[4,2]", "spark.task.cpus": "2"}, (4, 2)),
-        ({"spark.master": "local"}, (1, 1)),
-        ({"spark.master": "local[*]"}, (None, None)),
-        ({"spark.master": "local-cluster[2,3,1024]"}, (3, 3)),
-        ({"spark.master": "yarn", "spark.executor.cores": "8"}, (8, 8)),
-        ({"spark.master": "k8s://https://host"}, (1, 1)),
-        ({"spark.master": "spark://host:7077"}, (None, None)),
-        ({}, (None, None)),
+        ({"spark.master": "local[4,2]"}, 4),
+        ({"spark.master": "local[*]"}, None),
+        ({"spark.master": "yarn", "spark.executor.cores": "8"}, 8),
+        ({}, None),
     ],
 )
-def test_driver_tells_cores_and_slots_of_an_executor_where_it_can(
-    settings: dict[str, str], expected: tuple[int | None, int | None]
+def test_driver_tells_cores_of_an_executor_where_it_can(
+    settings: dict[str, str], expected: int | None
 ) -> None:
     def get(name: str, default: str) -> Any:
         return {"spark.task.resource.gpu.amount": "0.5", **settings}.get(name, default)
 
     found = sharing_of(SimpleNamespace(conf=SimpleNamespace(get=get)), "auto")
-    assert (found.cores, found.slots) == expected
+    assert found.cores == expected
     assert found.gpus_per_task == 0.5
