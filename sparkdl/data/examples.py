@@ -84,16 +84,11 @@ class Column:
 
     @property
     def is_list(self) -> bool:
-        """Whether the column holds lists of values."""
         return self.leaf is not self.type
 
 
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
-    """Return what each column is written as and read from.
-
-    Raises:
-        ConfigError: for a type that such records cannot hold, or a duplicate name.
-    """
+    """Return what each column is written as and read from."""
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise ConfigError(
@@ -121,16 +116,11 @@ def kind_of(leaf: pa.DataType) -> Kind | None:
 
 
 def list_type(leaf: pa.DataType) -> pa.DataType:
-    """Return the type of a column of lists, named as Spark names its parts."""
     return pa.list_(pa.field("element", leaf))
 
 
 def arrow_schema(schema: spark.StructType) -> pa.Schema:
-    """Return the schema of the Arrow batches that Spark takes and gives for rows of `schema`.
-
-    Raises:
-        ConfigError: for a type that no TFRecord can hold.
-    """
+    """Return the schema of the Arrow batches that Spark takes and gives for rows of `schema`."""
     for each in schema:
         kind = each.dataType
         leaf = kind.elementType if isinstance(kind, spark.ArrayType) else kind
@@ -146,7 +136,6 @@ KINDS = {f"{kind.name.lower()}_list": kind for kind in Kind}
 
 @cache
 def example_class() -> Any:
-    """Return the class of `Example`."""
     pool = DescriptorPool()  # not the default one, where TensorFlow registers its own
     pool.AddSerializedFile(_FILE)
     return GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
@@ -156,14 +145,7 @@ def example_class() -> Any:
 
 
 def encode(batch: pa.RecordBatch, columns: Sequence[Column]) -> list[bytes]:
-    """Return each row as a serialised message.
-
-    Args:
-        columns: those of `batch`, in its order.
-
-    Raises:
-        WriteError: for what a record cannot hold: a null within an array, a double beyond float.
-    """
+    """Return each row as a serialised message."""
     messages = [example_class()() for _ in range(batch.num_rows)]
     for message in messages:
         message.features.SetInParent()
@@ -210,11 +192,7 @@ def _check(column: Column, array: pa.Array) -> None:
 
 
 def parsed(chunk: Chunk) -> Iterator[tuple[int, Any]]:
-    """Yield of each record its number in the chunk, and its features.
-
-    Raises:
-        RecordError: if a record is no Example.
-    """
+    """Yield of each record its number in the chunk, and its features."""
     kind = example_class()
     for number, record in enumerate(chunk.records):
         try:
@@ -233,11 +211,7 @@ def parsed(chunk: Chunk) -> Iterator[tuple[int, Any]]:
 
 
 def decode(chunk: Chunk, columns: Sequence[Column]) -> list[pa.Array]:
-    """Return the columns of the records of a chunk; features that are no column are passed over.
-
-    Raises:
-        RecordError: if a record is no Example, or a feature does not fit its column.
-    """
+    """Return the columns of the records of a chunk; features that are no column are passed over."""
     found = [_Values(chunk, column) for column in columns]
     for number, features in parsed(chunk):
         for values in found:
@@ -259,7 +233,6 @@ class _Values:
     sizes: list[int | None] = field(default_factory=list)
 
     def add(self, record: int, feature: Any | None) -> None:
-        """Take the values of a `Feature`."""
         name = feature.WhichOneof("kind") if feature is not None else None
         if name is None:
             self.sizes.append(None)
@@ -276,7 +249,6 @@ class _Values:
         self.sizes.append(len(values))
 
     def array(self) -> pa.Array:
-        """Return the column."""
         values, sizes, is_list = self._cast(), self.sizes, self.column.is_list
         is_there = [size is not None if is_list else bool(size) for size in sizes]
         if not self.column.is_nullable and not all(is_there):
@@ -299,7 +271,6 @@ class _Values:
         return values.take(pa.array(ends[1:] - 1, mask=missing))
 
     def _cast(self) -> pa.Array:
-        """Return the values as the column's type."""
         values, leaf = pa.array(self.values, _STORED[self.column.kind]), self.column.leaf
         try:
             # Arrow would make true of any number.

@@ -65,8 +65,6 @@ def read_tfrecords(
 
 @dataclass(frozen=True)
 class _Read:
-    """The Spark task that reads the files with the given numbers."""
-
     storage: Storage
     files: tuple[str, ...]
     schema: pa.Schema
@@ -143,20 +141,11 @@ class Destination:
 
     @classmethod
     def at(cls, path: str, options: dict[str, Any]) -> Destination:
-        """Return the destination `path`; nothing is made yet.
-
-        Raises:
-            ConfigError: for a storage that there is not, or a pattern.
-        """
         storage, folder = locate(path, options)
         return cls(storage, folder, f"{folder}/_staging-{uuid.uuid4().hex}")
 
     def begin(self) -> None:
-        """Make the folders. Runs in the driver, first.
-
-        Raises:
-            ConfigError: if there is a file of that name, or folders cannot be made.
-        """
+        """Make the folders. Runs in the driver, first."""
         system = open_storage(self.storage)
         try:
             if system.get_file_info(self.folder).type == pafs.FileType.File:
@@ -170,14 +159,7 @@ class Destination:
 
     @contextmanager
     def part(self, number: int) -> Iterator[tuple[str, Any]]:
-        """Open a new file of a task; it is removed again if the block fails. Runs in tasks.
-
-        Args:
-            number: of the partition, for the file's name.
-
-        Raises:
-            WriteError: if it cannot be written.
-        """
+        """Open a new file of a task; it is removed again if the block fails. Runs in tasks."""
         # A repeated or speculative task has the same number.
         name = f"part-{number:05}-{uuid.uuid4().hex}.tfrecord"
         system, path = open_storage(self.storage), f"{self.staging}/{name}"
@@ -192,11 +174,7 @@ class Destination:
             raise
 
     def commit(self, names: Sequence[str]) -> None:
-        """Make the files of these names the folder's. Runs in the driver.
-
-        Raises:
-            WriteError: if one cannot be moved, and then none is; or if the folder of tasks stays.
-        """
+        """Make the files of these names the folder's. Runs in the driver."""
         system = open_storage(self.storage)
         moved: list[str] = []
         try:
@@ -226,11 +204,7 @@ class Destination:
             ) from error
 
     def abort(self) -> None:
-        """Remove the files that tasks have written. Runs in the driver.
-
-        Raises:
-            WriteError: if that fails; readers ignore the remaining files.
-        """
+        """Remove the files that tasks have written. Runs in the driver."""
         try:
             open_storage(self.storage).delete_dir(self.staging)
         # After a failed `commit`, which may have removed it.

@@ -50,20 +50,11 @@ class Chunk:
     places: Sequence[int]
 
     def error(self, record: int, reason: str) -> RecordError:
-        """Return the error that says where record number `record` of this chunk is."""
         return RecordError(self.path, self.places[record], reason)
 
 
 def find(paths: Sequence[str], options: Mapping[str, Any]) -> tuple[Storage, list[str]]:
-    """Return the storage of the files that the paths mean, and their sorted paths within it.
-
-    Args:
-        paths: folders, files or patterns, see `sparkdl.storage.systems.find_files`.
-        options: keyword arguments of the storage's class in `pyarrow.fs`.
-
-    Raises:
-        ConfigError: if a path is not there or cannot be listed, or paths are in different storages.
-    """
+    """Return the storage of the files that the paths mean, and their sorted paths within it."""
     if not paths or not all(paths):
         raise ConfigError(f"path={list(paths)}: must name folders, files or patterns")
     located = [locate(path, dict(options)) for path in paths]
@@ -89,11 +80,6 @@ def read_file(storage: Storage, path: str, nbytes: int = _CHUNK_NBYTES) -> Itera
 
     Args:
         nbytes: about how much is read at a time; a longer record comes alone.
-
-    Raises:
-        ConfigError: if the storage cannot be opened here.
-        RecordError: if the file is damaged or ends within a record.
-        ReadError: if it cannot be read.
     """
     try:
         with open_storage(storage).open_input_file(path) as stream:
@@ -167,7 +153,6 @@ def _wrong_checksum(what: str, is_first: bool) -> str:
 
 
 def frame(records: Iterable[bytes]) -> bytes:
-    """Return the bytes of a file that holds these records and no others."""
     parts: list[bytes] = []
     for record in records:
         length = _LENGTH.pack(len(record))

@@ -32,9 +32,7 @@ class Seen(msgspec.Struct, frozen=True):
     Attributes:
         kinds: the kinds of lists with values, and where the first of each was.
         hollow: the kind of a list without values, if there was one.
-        low: how many values the shortest list has.
-        high: how many values the longest list has.
-        is_text: whether all bytes are UTF-8.
+        low, high: how many values the shortest and the longest list have.
     """
 
     kinds: dict[int, str] = {}
@@ -44,7 +42,6 @@ class Seen(msgspec.Struct, frozen=True):
     is_text: bool = True
 
     def add(self, other: Seen) -> Seen:
-        """Return the sum of both summaries."""
         return Seen(
             # This one's places win: errors name the first list of each kind.
             {**self.kinds, **other.kinds, **self.kinds},
@@ -59,7 +56,6 @@ Features = dict[str, Seen]
 
 
 def add_up(parts: Iterable[Features]) -> Features:
-    """Return the sum of all parts' summaries."""
     total: Features = {}
     for part in parts:
         for name, seen in part.items():
@@ -83,11 +79,7 @@ class Rules:
     binary: tuple[str, ...] = ()
 
     def schema(self, features: Mapping[str, Seen]) -> pa.Schema:
-        """Return the columns, sorted by their names.
-
-        Raises:
-            ConfigError: if a feature has values of several kinds.
-        """
+        """Return the columns, sorted by their names."""
         return pa.schema([(name, self._type(name, features[name])) for name in sorted(features)])
 
     def _type(self, name: str, seen: Seen) -> pa.DataType:
@@ -107,11 +99,6 @@ class Rules:
 
 
 def see(chunks: Iterable[Chunk]) -> Features:
-    """Return the summary of all records.
-
-    Raises:
-        RecordError: if a record is no Example.
-    """
     return add_up(
         {
             name: _seen(f"{chunk.path} at byte {chunk.places[number]}", feature)
@@ -165,7 +152,6 @@ def infer_by(
     rules: Rules,
     storage_options: Mapping[str, Any] | None = None,
 ) -> StructType:
-    """Return the schema of files by these rules, looked up by a Spark job, a task for each file."""
     storage, files = find(paths, storage_options or {})
     frame = spark.range(0, len(files), 1, max(len(files), 1))
     with named_jobs(spark, "sparkdl", "schema of TFRecords"):

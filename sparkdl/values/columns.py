@@ -128,9 +128,6 @@ def concat(parts: Sequence[Mapping[str, Array]]) -> Columns:
     Where rows are arrays whose shapes differ from part to part, the column becomes an object
     array with one array per row. Numbers get their common dtype, as numpy has it: float32 and
     float64 are float64, int64 and float32 are float64. Objects and anything else are objects.
-
-    Raises:
-        FeedTypeError: if the parts have different columns, or dtypes that have no common one.
     """
     if not parts:
         return {}

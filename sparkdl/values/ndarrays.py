@@ -205,9 +205,6 @@ def dense_vectors(column: pa.Array) -> Array:
 
     Args:
         column: a VectorUDT struct without nulls.
-
-    Raises:
-        ValueError: if the vectors' sizes differ.
     """
     counts = lengths(column.field("values"))
     is_sparse = column.field("type").to_numpy() == _SPARSE
@@ -227,11 +224,7 @@ def dense_vectors(column: pa.Array) -> Array:
 
 
 def factory(module: str, name: str) -> Any:
-    """Return a class of one of pyspark's two linalg modules.
-
-    Raises:
-        ProtocolError: if `module` is another one; the name came with a feed's batch.
-    """
+    """Return a class of one of pyspark's two linalg modules."""
     if module not in MODULES:
         raise ProtocolError(f"a feed's batch names {module!r} as the home of its vectors")
     return getattr(importlib.import_module(module), name)

@@ -36,9 +36,6 @@ def result_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
 
     Args:
         batch: results as `encode_rows` encoded them.
-
-    Raises:
-        InferenceError: if a result does not fit; it names the column and the value's type.
     """
     parts = _parts(batch, schema)
     return [
@@ -150,9 +147,6 @@ def build(
     Args:
         is_row: each value is the only column of a row of results.
         whose: the function that returned them, for errors.
-
-    Raises:
-        InferenceError: if a value does not fit; it names the column and the value's type.
     """
     try:
         return pa.array([_plain(value, field.type) for value in values], field.type)
@@ -180,11 +174,7 @@ def _culprit(values: Sequence[Any], to: pa.DataType) -> tuple[Any, str]:
 
 
 def _plain(value: Any, to: pa.DataType) -> Any:
-    """Return what `pa.array` turns into `to` without bending it.
-
-    Raises:
-        MisfitError: if the value is of another kind.
-    """
+    """Return what `pa.array` turns into `to` without bending it."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         value = value.item()
     if value is None:

@@ -120,10 +120,6 @@ def encode_rows(
         max_nbytes: where a batch ends, by an estimate of its bytes in Arrow; a row that is
             larger has a batch of its own.
         max_rows: where a batch ends, by rows.
-
-    Raises:
-        FeedTypeError: if a row holds a value that cannot travel, or the values of a column are of
-            several types; it names field and type.
     """
     pending: list[Any] = []
     pending_nbytes = 0
@@ -157,11 +153,7 @@ def rows(batch: pa.RecordBatch) -> list[Any]:
 
 
 def row_schema(batch: pa.RecordBatch) -> RowSchema | None:
-    """Return how the columns of `batch` were rows, or None if it comes from a DataFrame.
-
-    Raises:
-        ProtocolError: if the batch carries something else under our name.
-    """
+    """Return how the columns of `batch` were rows, or None if it comes from a DataFrame."""
     data = (batch.schema.metadata or {}).get(_KEY)
     return None if data is None else _parse_schema(data)
 
@@ -260,9 +252,6 @@ def encode(values: Sequence[Any], where: str) -> Encoded:
 
     Args:
         where: names the column in errors.
-
-    Raises:
-        FeedTypeError: if a value is of a type that cannot travel, or the types differ.
     """
     kinds = set(map(type, values))
     has_none = NoneType in kinds
@@ -467,9 +456,6 @@ def frame_rows(batch: pa.RecordBatch) -> list[Any]:
     With any version of Spark, binary comes as bytes, a struct as Row, a map as dict, and a Spark ML
     vector as itself, a timestamp as naive datetime in the process's time zone. A value of a
     user-defined type other than Spark ML's comes as it is stored, because Arrow carries no more.
-
-    Raises:
-        FeedTypeError: for matrices of Spark ML, variants and geometries.
     """
     names = tuple(batch.schema.names)
     return make_rows(names, [_values(column) for column in batch.columns], batch.num_rows)

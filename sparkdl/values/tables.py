@@ -49,10 +49,6 @@ def tables_in(data: Any) -> list[Batches]:
 
     The index of a pandas.DataFrame is left out, and NaN in its columns of floats stays NaN. A
     Dataset gives the columns of its format, as they are stored.
-
-    Raises:
-        ConfigError: for a DatasetDict, and for a Dataset with a transform, which would be lost.
-        FeedTypeError: if a column of a pandas.DataFrame has no type of Arrow.
     """
     return [
         Batches(_opened(part)) for part in (data if isinstance(data, (list, tuple)) else [data])

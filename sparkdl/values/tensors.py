@@ -74,10 +74,6 @@ def padded(columns: Columns, padding: Padding, wanted: tuple[str, ...] | None) -
 
     Args:
         wanted: names of columns, which mean their lengths and masks as well; `None` means all.
-
-    Raises:
-        ConfigError: if there is no such column, or the feed has one of the name of a mask.
-        FeedTypeError: if a row is longer than its column's length, or is no array.
     """
     found = dict(columns)
     for name, length in padding.items():
@@ -100,11 +96,7 @@ def _is_wanted(name: str, columns: tuple[str, ...] | None) -> bool:
 
 
 def _unnested(name: str, column: Array) -> tuple[Array, Array]:
-    """Return the values of rows of different lengths one after another, and the lengths.
-
-    Raises:
-        FeedTypeError: if rows are no arrays, or differ in more than their lengths.
-    """
+    """Return the values of rows of different lengths one after another, and the lengths."""
     if column.ndim > 1:
         # Rows of equal length are one array, and not an array of arrays.
         counts = np.full(len(column), column.shape[1], np.int64)

@@ -78,19 +78,12 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The scorer's process, and the number that it gives to the task."""
-
     pid: int
     task: int
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What to do with a batch.
-
-    Attributes:
-        task: see `Welcome`.
-        outputs: the columns of the answer.
-    """
+    """What to do with a batch; `task` is that of its `Welcome`."""
 
     task: int
     batch_size: int
@@ -118,12 +111,10 @@ def name_of(executor: int, device: str, source: ModelSource) -> str:
 
 
 def path_of(name: str) -> Path:
-    """Return the file of a scorer's socket."""
     return _FOLDER / name
 
 
 def uri_of(name: str) -> str:
-    """Return the address of a scorer."""
     return f"grpc+unix://{path_of(name)}"
 
 
@@ -148,13 +139,7 @@ def _digest(*parts: object) -> str:
 
 
 def inputs_batch(values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> pa.RecordBatch:
-    """Return a piece as it travels.
-
-    Args:
-        values: the model's inputs, by name.
-        given: their columns, without nulls; a column that is no plain array of numbers travels
-            unconverted.
-    """
+    """Return a piece as it travels: columns that are no plain arrays of numbers as they came."""
     columns = []
     for name, array in values.items():
         if array.dtype.kind in "biuf" and array.dtype.isnative and 0 not in array.shape:
@@ -173,17 +158,7 @@ def inputs_of(batch: pa.RecordBatch) -> dict[str, Array]:
 
 
 class ScorerClient:
-    """A task's calls; `connect` makes one, `close` it in any case.
-
-    Args:
-        name: of the scorer.
-
-    Raises:
-        ArrowException, OSError, StopIteration: if there is no scorer, or it is about to end.
-
-    Attributes:
-        pid: the scorer's process.
-    """
+    """A task's calls; `connect` makes one, `close` it in any case."""
 
     def __init__(self, name: str, batch_size: int, outputs: Sequence[OutputColumn]) -> None:
         if (user := path_of(name).lstat().st_uid) != os.geteuid():
@@ -228,9 +203,6 @@ class ScorerClient:
             device: an entry for CUDA_VISIBLE_DEVICES; empty for the CPU.
             cores: that the model may use; None for all there are.
             executor: the process whose tasks share the model; None for this executor's JVM.
-
-        Raises:
-            InferenceError: if it cannot be started.
         """
         parent = os.getppid()
         executor = executor or executor_jvm_pid() or parent
@@ -251,11 +223,7 @@ class ScorerClient:
         raise InferenceError(f"no scorer can be connected to within {_START_S:g} s")
 
     def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> None:
-        """Send a piece, see `inputs_batch`.
-
-        Raises:
-            ScorerLostError: if the scorer ends.
-        """
+        """Send a piece, see `inputs_batch`."""
         batch = inputs_batch(values, given)
         piece = Piece(self._task, self._batch_size, self._outputs)
         command = flight.FlightDescriptor.for_command(encode_piece(piece))
@@ -270,13 +238,7 @@ class ScorerClient:
             raise ScorerLostError(self._ending()) from None
 
     def receive(self) -> list[pa.Array]:
-        """Wait for the answer to the oldest piece that is not answered; as long as the model takes.
-
-        Raises:
-            RowsFailedError: if the model fails.
-            InferenceError: if it cannot be loaded.
-            ScorerLostError: if the scorer ends.
-        """
+        """Wait for the answer to the oldest piece without one, as long as the model takes."""
         writer, reader = self._pieces[0]
         try:
             answer = reader.read_chunk()
@@ -317,11 +279,7 @@ def _cancel(writer: Any, reader: Any) -> None:
 
 
 def _start(start: Start, device: str, deadline: Deadline) -> None:
-    """Start a scorer, and wait until it can be connected to, or another has been first.
-
-    Raises:
-        InferenceError: if it ends before, or takes too long.
-    """
+    """Start a scorer, and wait until it can be connected to, or another has been first."""
     with (
         os.fdopen(nameless_file("sparkdl-scorer-log"), "rb") as log,
         os.fdopen(nameless_file("sparkdl-scorer"), "wb+") as given,

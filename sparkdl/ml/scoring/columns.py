@@ -47,14 +47,7 @@ class OutputColumn:
     complement: float = 0.0
 
     def column(self, values: Any) -> pa.Array:
-        """Return the model's output as an array of the declared type.
-
-        Args:
-            values: [rows, …]; of a function a list as well.
-
-        Raises:
-            InferenceError: if a value does not fit the type.
-        """
+        """Return the model's output, [rows, …], as an array of the declared type."""
         if self.how == "function":
             if not isinstance(values, list | tuple | np.ndarray):
                 values = np.asarray(values)
@@ -85,11 +78,7 @@ class OutputColumn:
         )
 
     def check(self, values: Array) -> None:
-        """Check that an array of numbers can be a column of the declared type at all.
-
-        Raises:
-            InferenceError: if it has other axes, or its elements are of another kind.
-        """
+        """Check that an array of numbers can be a column of the declared type at all."""
         if not fits(self.type, str(values.dtype), values.shape):
             raise InferenceError(
                 f"the model's output {self.tensor!r} is {values.dtype} "
@@ -99,16 +88,10 @@ class OutputColumn:
 
 
 def type_encoded(kind: Any) -> bytes:
-    """Return an Arrow type as bytes: a hook of msgspec's, for columns that travel."""
     return bytes(pa.schema([("", kind)]).serialize())
 
 
 def type_decoded(_: type, data: bytes) -> pa.DataType:
-    """Return the Arrow type that `type_encoded` has encoded.
-
-    Raises:
-        ValueError, OSError: if it is none.
-    """
     (found,) = pa.ipc.read_schema(pa.py_buffer(data)).types
     return found
 
@@ -123,9 +106,6 @@ def mapped_outputs(
             known, under those of `types`, in order. The only one may be called otherwise, see
             `only_one`.
         types: column to `vector` or to a type of Spark.
-
-    Raises:
-        ConfigError: if there is no such output, it cannot be of that type, or has none.
     """
     # Names of TensorFlow 1 end in the place of the operation's output.
     chosen = {tensor.removesuffix(":0"): column for tensor, column in mapping.items()}
@@ -173,9 +153,6 @@ def class_outputs(
         complement: see `OutputColumn`.
         logits_col: a column more, of logits; `score_col` has their probabilities, if the output is
             known to be logits.
-
-    Raises:
-        ConfigError: if the output is not one or more scores for each row.
     """
     rank = 0 if tensor.shape is None else len(tensor.shape)
     if rank > 2 or tensor.dtype == TEXT or not _dims(tensor, rank or 1):

@@ -26,12 +26,7 @@ _DEADLINE_S = 600.0
 
 
 def signature_of(source: ModelSource) -> Signature:
-    """Return what a saved model takes and gives; asked once for each content of local files.
-
-    Raises:
-        ConfigError: if the model cannot be loaded.
-        FrameworkMissingError: if TensorFlow is not installed for the driver.
-    """
+    """Return what a saved model takes and gives; asked once for each content of local files."""
     # A URL has no fingerprint, so its model may change unnoticed.
     return _known(source) if source.fingerprint else _ask(source)
 
@@ -59,11 +54,6 @@ _known = lru_cache(maxsize=8)(_ask)
 
 
 def _apart(source: ModelSource) -> Signature:
-    """Load a model in a process that sees no GPU.
-
-    Raises:
-        SparkdlError, ImportError: what `load` raises; its other errors as a SparkdlError.
-    """
     # Without GPUs: TensorFlow would take their memory from a node on this machine.
     own = {"PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
@@ -88,7 +78,6 @@ def _apart(source: ModelSource) -> Signature:
 
 
 def main() -> None:
-    """Answer the request on standard input."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever the model prints is no part of the answer
     with quick_imports():

@@ -20,14 +20,6 @@ _held: dict[ModelSource, Predictor] = {}
 
 
 def load(source: ModelSource, share: Share | None = None) -> Predictor:
-    """Load a model and its signature.
-
-    Args:
-        share: the cores and GPUs that it may use; None for all.
-
-    Raises:
-        ConfigError: if this kind of model is not supported; it says what to change.
-    """
     if source.format == "function":
         return load_function(source, share)
     if source.format == "module":

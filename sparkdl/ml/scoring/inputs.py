@@ -54,10 +54,6 @@ def input_columns(
             may be another than the model's, see `only_one`. Columns of numbers that name the same
             input are the elements of its rows, in their order. A column that names no input, such
             as the labels of a training, is left out.
-
-    Raises:
-        ConfigError: if an input has no column, or not one for each of its elements; if a column is
-            missing or its type cannot feed the input.
     """
     inputs = [tensor.removesuffix(":0") for tensor in mapping.values()]
     if only := only_one(list(dict.fromkeys(inputs)), signature.inputs):
@@ -90,14 +86,7 @@ def input_columns(
 
 
 def check_parts(kinds: Mapping[str, t.DataType], tensor: Tensor) -> None:
-    """Check that columns can be the elements of a model's input, or the labels of an output.
-
-    Args:
-        kinds: column to type.
-
-    Raises:
-        ConfigError: if one is no number, or the input takes another number of elements.
-    """
+    """Check that columns can be the elements of a model's input, or the labels of an output."""
     for column, kind in kinds.items():
         is_number = spark_family(kind) in ("boolean", "number") and kind.typeName() != "array"
         if not is_number or tensor.dtype in (TEXT, ANY):
@@ -148,11 +137,7 @@ def valid_rows(column: pa.Array) -> Array | None:
 
 
 def tensor_values(column: pa.Array, wanted: InputColumn) -> Array:
-    """Return a column without nulls as the model's input takes it: its dtype, its shape.
-
-    Raises:
-        FeedTypeError: if it does not fit; nothing is bent to fit.
-    """
+    """Return a column without nulls as the model's input takes it: its dtype, its shape."""
     where = f"column {wanted.name!r}"
     tensor = replace(wanted.tensor, shape=(None,)) if wanted.is_part else wanted.tensor
     values = convert(column, None, where)
@@ -165,9 +150,6 @@ def input_values(inputs: Sequence[InputColumn], columns: Sequence[pa.Array]) -> 
     """Return columns without nulls as the model's inputs, by their names.
 
     Several columns of one input are floats where it takes any numbers, as a matrix of features is.
-
-    Raises:
-        FeedTypeError: if one does not fit.
     """
     found: dict[str, list[Array]] = {}
     for wanted, column in zip(inputs, columns, strict=True):
@@ -208,9 +190,6 @@ def fitting(values: Array, dtype: np.dtype[np.generic], where: str, what: str) -
 
     Args:
         where: the column, and `what` needs it in that dtype; for the error.
-
-    Raises:
-        FeedTypeError: if one does not fit.
     """
     if values.dtype == dtype:
         return values
@@ -227,11 +206,6 @@ def fitting(values: Array, dtype: np.dtype[np.generic], where: str, what: str) -
 
 
 def check_weights(values: Array, column: str) -> None:
-    """Check the weights of rows.
-
-    Raises:
-        FeedTypeError: if one is negative or not finite, as Spark ML has it.
-    """
     fits = np.isfinite(values) & (values >= 0)
     if not fits.all():
         raise FeedTypeError(
@@ -241,11 +215,6 @@ def check_weights(values: Array, column: str) -> None:
 
 
 def check_classes(values: Array, column: str) -> None:
-    """Check the numbers of classes.
-
-    Raises:
-        FeedTypeError: if one is not a whole number.
-    """
     if values.dtype.kind == "f" and not (fits := values == np.round(values)).all():
         raise FeedTypeError(
             f"column {column!r} holds {values[~fits][0]}, and the loss takes the numbers of "

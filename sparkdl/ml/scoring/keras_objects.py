@@ -49,7 +49,6 @@ def registered() -> dict[str, Any]:
 
 
 def scope(objects: Objects) -> Any:
-    """Return a context in which Keras finds these."""
     import keras
 
     return keras.saving.custom_object_scope(dict(objects))
@@ -59,9 +58,6 @@ def saved(model: Any) -> bytes:
     """Return a Keras model as a `.keras` file.
 
     Under a strategy of several nodes all of them must call it, and the chief alone gets the file.
-
-    Raises:
-        ConfigError: if Keras cannot save the model.
     """
     with scratch_folder() as folder:
         path = folder / "model.keras"
@@ -76,11 +72,7 @@ def saved(model: Any) -> bytes:
 
 
 def checked_file(model: Any, objects: Objects) -> bytes:
-    """Return what `saved` does, of a model that can be made again from it.
-
-    Raises:
-        ConfigError: if it cannot.
-    """
+    """Return what `saved` does, of a model that can be made again from it."""
     content = saved(model)
     if content:
         loaded(content, objects)
@@ -88,15 +80,7 @@ def checked_file(model: Any, objects: Objects) -> bytes:
 
 
 def loaded(source: bytes | Path | str, objects: Objects, compiles: bool = False) -> Any:
-    """Return the Keras model of a `.keras` file, given as its content or its path.
-
-    Args:
-        compiles: with its optimizer, loss and metrics.
-
-    Raises:
-        FrameworkMissingError: if there is no Keras.
-        ConfigError: if Keras cannot make the model again; it says what to change.
-    """
+    """Return the Keras model of a `.keras` file, given as its content or its path."""
     try:
         import keras
     except ImportError as error:
@@ -124,9 +108,6 @@ def trained(source: bytes | str, objects: bytes = b"") -> Any:
 
     Args:
         objects: the `packed_code` of those that the file may name: trust them.
-
-    Raises:
-        ConfigError: if Keras cannot make it.
     """
     try:
         (known,) = cloudpickle.loads(objects) if objects else ({},)

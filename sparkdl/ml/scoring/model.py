@@ -49,7 +49,7 @@ Parts = tuple[ModelSource, Signature, Any, tuple[StructType, tuple[OutputColumn,
 
 
 class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size", *SCORING]):
-    """The base class of models that score: their source, and how they are scored."""
+    """The base class of models that score."""
 
     def _parts(self) -> Parts:
         raise NotImplementedError
@@ -69,7 +69,6 @@ class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size
         )
 
     def _named_by(self, _column: str) -> str:
-        """Return the parameter that names a column of the results."""
         return "output_mapping"
 
 

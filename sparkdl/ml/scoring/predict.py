@@ -168,15 +168,6 @@ def scored(
     """Return `frame` with the outputs' columns; starts no job.
 
     Spark 4.1 and later hand the inputs' columns alone to Python. Spark 4.0 hands over all columns.
-
-    Args:
-        results: the columns that are added.
-        keep: which columns of the DataFrame stay.
-        model_per: one of `MODEL_PER`.
-        named_by: see `check_names`.
-
-    Raises:
-        ConfigError: if a column is missing, or two would have one name.
     """
     score = replace(score, sharing=sharing_of(frame.sparkSession, model_per))
     kept = kept_columns(frame.columns, keep)

@@ -35,9 +35,6 @@ class Predictor:
     Args:
         run: maps the inputs to all outputs, by name, as the framework's tensors.
         to_values: converts one output to a numpy array.
-
-    Attributes:
-        signature: its inputs and outputs.
     """
 
     def __init__(
@@ -53,15 +50,7 @@ class Predictor:
     def __call__(
         self, inputs: Mapping[str, Array], wanted: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """Return outputs for some rows.
-
-        Args:
-            inputs: by name, of the dtype and shape of the signature; text as objects.
-            wanted: which outputs; None for all.
-
-        Raises:
-            InferenceError: if the model gives no such output.
-        """
+        """Return the wanted outputs for some rows; by name, text as objects."""
         found = self._run(inputs)
         names = list(found) if wanted is None else wanted
         if unknown := [name for name in names if name not in found]:
@@ -78,11 +67,7 @@ class Predictor:
         batch_size: int,
         outputs: Sequence[OutputColumn],
     ) -> list[pa.Array]:
-        """Return the columns of outputs for a piece of rows, scored in batches.
-
-        Raises:
-            RowsFailedError: if the model fails.
-        """
+        """Return the columns of outputs for a piece of rows, scored in batches."""
         wanted = [output.tensor for output in outputs]
         found: list[dict[str, Any]] = []
         start = stop = 0
@@ -119,11 +104,7 @@ def _column(output: OutputColumn, parts: Sequence[Any]) -> pa.Array:
 
 
 def load_function(source: ModelSource, share: Share | None) -> Predictor:
-    """Call `make`, and return the predictor that calls its result with columns.
-
-    Raises:
-        InferenceError: if `make` returns no function, or a module is missing here.
-    """
+    """Call `make`, and return the predictor that calls its result with columns."""
     if share is not None:
         take_share(share)
     assert source.content is not None

@@ -55,11 +55,7 @@ class _Rows(NamedTuple):
 
 
 class Scorer(flight.FlightServerBase):  # type: ignore[misc]
-    """One model, and the tasks that want it.
-
-    Args:
-        claim: holds the scorer's name.
-    """
+    """One model, and the tasks that want it; `claim` holds its name."""
 
     def __init__(self, start: client.Start, claim: socket.socket) -> None:
         usual = os.umask(0o077)  # no other user may connect

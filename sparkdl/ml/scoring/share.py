@@ -89,11 +89,7 @@ class Sharing:
         return found if is_crowded or self.model_per == "executor" else None
 
     def own_device(self) -> str | None:
-        """Return `device` for the task that runs here.
-
-        Raises:
-            ConfigError: if the model is to be shared where that is not possible.
-        """
+        """Return `device` for the task that runs here."""
         device = self.device(task_share(), seen_gpus())
         if device is None or sys.platform == "linux":
             return device

@@ -108,11 +108,7 @@ class ModelSource:
 def source_of(
     path: str, signature_def_key: str | None = None, tag_set: str | None = None
 ) -> ModelSource:
-    """Return the source for a model at `path`, a local path or a URL.
-
-    Raises:
-        ConfigError: if there is nothing at a local path, or weights alone.
-    """
+    """Return the source for a model at `path`, a local path or a URL."""
     path = local_path(path)
     # First, because such a name also ends in `.h5`.
     if path.endswith(_WEIGHTS):
@@ -148,11 +144,7 @@ def local_path(path: str) -> str:
 
 
 def fingerprint(path: str) -> str:
-    """Return a digest of names, sizes and times of a local model's files; empty for a URL.
-
-    Raises:
-        ConfigError: if there is no such file or folder.
-    """
+    """Return a digest of names, sizes and times of a local model's files; empty for a URL."""
     if urlsplit(path).scheme:
         return ""
     root = Path(path)

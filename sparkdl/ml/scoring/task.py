@@ -64,7 +64,6 @@ class Chunk:
 
     Attributes:
         start: the number of the first row in the partition.
-        columns: as Spark gave them.
         values: the model's inputs, by name, of the rows that can be scored.
         given: the columns that these come from.
         valid: bool [rows], which rows these are; None for all.
@@ -86,7 +85,6 @@ class Chunk:
 
     @property
     def rows(self) -> str:
-        """All its rows, for errors."""
         return _rows_named(self.start, self.start + len(self.columns[0]) - 1)
 
     def scored_rows(self, start: int, stop: int) -> str:
@@ -111,9 +109,6 @@ class Score:
     Attributes:
         model: the model's name in errors.
         inputs: in the order in which their columns come.
-        batch_size: rows in each call of the model.
-        handle_invalid: how rows with nulls are treated: `error`, `skip` or `keep`.
-        sharing: whether the model is the Python worker's own.
     """
 
     source: ModelSource
@@ -125,13 +120,7 @@ class Score:
     sharing: Sharing = field(default_factory=Sharing)
 
     def answered(self, pieces: Iterable[Columns]) -> Iterator[tuple[Chunk, list[pa.Array]]]:
-        """Yield chunks with the outputs' columns, null where a row could not be scored.
-
-        Raises:
-            FeedTypeError: if a value cannot feed the model, nulls included with `error`.
-            InferenceError: if the model fails, or its outputs are not one for each row, or do not
-                fit their types.
-        """
+        """Yield chunks with the outputs' columns, null where a row could not be scored."""
         # A function may take long, so no more of its rows are converted at once than it gets.
         is_slow = self.source.format == "function"
         batches = 1 if is_slow else max(1, _CHUNK_ROWS // self.batch_size)
@@ -144,7 +133,6 @@ class Score:
             yield chunk, chunk.widened(columns) if chunk.values else self._nulls(chunk)
 
     def _own(self, found: Iterable[Chunk]) -> Iterator[tuple[Chunk, list[pa.Array]]]:
-        """Score in this Python worker."""
         for chunk in found:
             columns: list[pa.Array] = []
             with self._explained(chunk):
@@ -225,9 +213,6 @@ class Score:
 
         For `arrow_udf`: Spark keeps the other columns to itself, so they cost nothing. A single
         input comes as an array, without its tuple.
-
-        Raises:
-            FeedTypeError, InferenceError: see `answered`.
         """
         columns = ((each,) if isinstance(each, pa.Array) else each for each in given)
         # So that a partition without rows is answered by an array of the right type.
@@ -244,7 +229,6 @@ class Score:
 
     @property
     def struct_type(self) -> pa.StructType:
-        """The type of what `structs` yields."""
         return pa.struct([pa.field(output.name, output.type) for output in self.outputs])
 
     def _valid(self, given: Sequence[pa.Array]) -> Array | None:
@@ -277,7 +261,6 @@ class ScoreBatches:
     kept: tuple[int, ...]
 
     def __call__(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Answer one partition."""
         fields: list[pa.Field] = []
 
         def columns() -> Iterator[Columns]:

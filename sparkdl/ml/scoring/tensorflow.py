@@ -26,14 +26,6 @@ _DEFAULT_KEY = "serving_default"
 
 
 def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
-    """Load a SavedModel, or a model of Keras.
-
-    Args:
-        share: the cores and GPUs that it may use; None for all.
-
-    Raises:
-        ConfigError: if this kind of model is not supported; it says what to change.
-    """
     prepare_worker(share)
     if source.format == "saved_model":
         return _saved_model(source)
@@ -48,11 +40,6 @@ def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
 
 
 def keras_predictor(model: Any) -> Predictor:
-    """Return a predictor for a Keras model that has been built.
-
-    Raises:
-        ConfigError: if the model's inputs are unknown.
-    """
     import tensorflow as tf
 
     flat = getattr(model, "inputs", None)

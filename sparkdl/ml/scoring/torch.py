@@ -40,15 +40,7 @@ _MAKE = "Score with sparkdl.predict, whose function makes it on the executors"
 
 
 def module_content(module: Any, advice: str = _MAKE) -> bytes:
-    """Return a module as it travels: pickled, its class too where executors cannot import it.
-
-    Args:
-        advice: what else may be done, for the error.
-
-    Raises:
-        FrameworkMissingError: if there is no PyTorch.
-        ConfigError: if it is no module, or cannot be pickled.
-    """
+    """Return a module as it travels: pickled, its class too where executors cannot import it."""
     torch = _torch()
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(f"a torch.nn.Module must be given, and not {module!r}")
@@ -64,11 +56,7 @@ def module_content(module: Any, advice: str = _MAKE) -> bytes:
 
 
 def module_of(content: bytes, device: Any = "cpu") -> Any:
-    """Return the module of `module_content`; it runs what the pickle says.
-
-    Raises:
-        FrameworkMissingError: if there is no PyTorch.
-    """
+    """Return the module of `module_content`; it runs what the pickle says."""
     torch = _torch()
     return torch.load(io.BytesIO(content), device, weights_only=False)
 
@@ -79,11 +67,7 @@ def plain(module: Any) -> Any:
 
 
 def module_signature(module: Any) -> Signature:
-    """Return the parameters of a module's `forward`; its outputs are only known after a run.
-
-    Raises:
-        ConfigError: if they have no names.
-    """
+    """Return the parameters of a module's `forward`; its outputs are only known after a run."""
     required: list[Tensor] = []
     optional: list[Tensor] = []
     module = plain(module)
@@ -100,15 +84,6 @@ def module_signature(module: Any) -> Signature:
 
 
 def load_torch(source: ModelSource, share: Share | None) -> Predictor:
-    """Load a model of PyTorch.
-
-    Args:
-        share: the threads it may use, and its GPU: the assigned one, or one of the executor's; None
-            for the CPU.
-
-    Raises:
-        ConfigError: if this kind of model is not supported; it says what to change.
-    """
     import torch
 
     device = _device(share)
@@ -131,11 +106,7 @@ def load_torch(source: ModelSource, share: Share | None) -> Predictor:
 
 
 def like_parameters(tensor: Any, dtype: Any, device: Any) -> Any:
-    """Return a tensor on a device; of floats in the dtype of the model's parameters, if any.
-
-    Raises:
-        FeedTypeError: if a finite number would be infinite in that dtype.
-    """
+    """Return a tensor on a device; of floats in the dtype of the model's parameters, if any."""
     import torch
 
     is_float = dtype is not None and (tensor.is_floating_point() and dtype.is_floating_point)
