@@ -1,7 +1,5 @@
 """Columns become `Example` messages, and come back; TensorFlow is not needed.
 
-Runs in: driver, feeder
-
 If a column's type cannot hold a value exactly, the error names record and feature; nothing is cut,
 rounded or left out, but for doubles, which are written as floats. `docs/tfrecords.md` has the
 table. The messages are classes of protobuf with TensorFlow's numbers, names and bytes:
@@ -88,7 +86,6 @@ class Column:
 
 
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
-    """Return what each column is written as and read from."""
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise ConfigError(
@@ -120,7 +117,6 @@ def list_type(leaf: pa.DataType) -> pa.DataType:
 
 
 def arrow_schema(schema: spark.StructType) -> pa.Schema:
-    """Return the schema of the Arrow batches that Spark takes and gives for rows of `schema`."""
     for each in schema:
         kind = each.dataType
         leaf = kind.elementType if isinstance(kind, spark.ArrayType) else kind
@@ -145,7 +141,6 @@ def example_class() -> Any:
 
 
 def encode(batch: pa.RecordBatch, columns: Sequence[Column]) -> list[bytes]:
-    """Return each row as a serialised message."""
     messages = [example_class()() for _ in range(batch.num_rows)]
     for message in messages:
         message.features.SetInParent()

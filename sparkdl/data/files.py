@@ -109,8 +109,6 @@ def write_tfrecords(
 
 @dataclass(frozen=True)
 class _Write:
-    """The Spark task that writes a file, and yields its name, if there are rows."""
-
     to: Destination
     columns: tuple[Column, ...]
 

@@ -31,8 +31,6 @@ _MASK_DELTA = 0xA282EAD8
 
 
 class Readable(Protocol):
-    """A stream to read records from."""
-
     def read(self, nbytes: int, /) -> bytes:
         """Return up to `nbytes` bytes; none at the end."""
 

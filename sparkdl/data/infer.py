@@ -79,7 +79,6 @@ class Rules:
     binary: tuple[str, ...] = ()
 
     def schema(self, features: Mapping[str, Seen]) -> pa.Schema:
-        """Return the columns, sorted by their names."""
         return pa.schema([(name, self._type(name, features[name])) for name in sorted(features)])
 
     def _type(self, name: str, seen: Seen) -> pa.DataType:
@@ -167,8 +166,6 @@ def infer_by(
 
 @dataclass(frozen=True)
 class _LookTask:
-    """The Spark task that summarizes the files with the given numbers."""
-
     storage: Storage
     files: tuple[str, ...]
 

@@ -235,7 +235,6 @@ def make_spark_converter(
 
 
 def _parent_url(spark: SparkSession) -> str:
-    """Return the folder of all converters' files."""
     conf = SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF
     parent = spark.conf.get(conf, None)
     if not parent:

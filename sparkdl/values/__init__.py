@@ -1,4 +1,4 @@
 """Values: rows of Python become Arrow columns and come back; Arrow columns become numpy arrays.
 
-Runs in: feeder, child
+Runs in: anywhere
 """

@@ -1,7 +1,4 @@
-"""Record batches of another size with the same rows: joined, or cut.
-
-Runs in: anywhere
-"""
+"""Record batches of another size with the same rows: joined, or cut."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The columns of Arrow batches become numpy arrays by name, without a copy where possible.
-
-Runs in: child
-"""
+"""The columns of Arrow batches become numpy arrays by name, without a copy where possible."""
 
 from __future__ import annotations
 
@@ -52,7 +49,6 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes these rows have."""
         return int(self._column.nbytes)
 
     def joined(self, others: Sequence[Packed]) -> Packed:
@@ -71,7 +67,6 @@ class Packed:
 
 
 def is_packed(kind: pa.DataType) -> bool:
-    """Return whether a column holds Spark's vectors, which may be sparse."""
     return is_vector(kind)
 
 
@@ -144,7 +139,6 @@ def concat(parts: Sequence[Mapping[str, Array]]) -> Columns:
 
 
 def slice_columns(cols: Mapping[str, Array], start: int, stop: int) -> Columns:
-    """Return rows `start` to `stop` of each column, as views."""
     return {name: array[start:stop] for name, array in cols.items()}
 
 

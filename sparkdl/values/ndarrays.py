@@ -33,18 +33,15 @@ _MATRIX_FIELDS = [
 
 
 def is_native(dtype: np.dtype[Any]) -> bool:
-    """Return whether Arrow has a numpy dtype: numbers of this machine's byte order."""
     return dtype.isnative and dtype.kind in "biuf" and dtype.itemsize <= 8
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Return whether `kind` is of integers, floats or booleans."""
     types = pa.types
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether `kind` is one of Arrow's list types."""
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
@@ -153,7 +150,6 @@ NO_MATRICES = (
 
 
 def vectors(column: pa.Array, module: str = MODULES[0]) -> list[Any]:
-    """Return the vectors of a column without nulls."""
     dense, sparse = factory(module, "DenseVector"), factory(module, "SparseVector")
     kinds, sizes = (column.field(name).to_pylist() for name in ("type", "size"))
     lists = column.field("indices")
@@ -196,7 +192,6 @@ def nest_vectors(dense: Array, kind: pa.DataType) -> pa.Array:
 
 
 def has_sparse(column: pa.Array) -> bool:
-    """Return whether a column of vectors without nulls holds a sparse one."""
     return bool((column.field("type").to_numpy() == _SPARSE).any())
 
 
@@ -224,7 +219,6 @@ def dense_vectors(column: pa.Array) -> Array:
 
 
 def factory(module: str, name: str) -> Any:
-    """Return a class of one of pyspark's two linalg modules."""
     if module not in MODULES:
         raise ProtocolError(f"a feed's batch names {module!r} as the home of its vectors")
     return getattr(importlib.import_module(module), name)

@@ -1,7 +1,5 @@
 """Results of inference become Arrow columns of the types that were declared for them.
 
-Runs in: feeder
-
 Whole columns are converted at once where the types allow it; others go value by value, and errors
 name the value of the wrong type. Nothing is bent to fit: no number becomes text, and none loses
 its fraction; only float64 may become float32.
@@ -230,7 +228,6 @@ def _struct(value: Any, to: pa.DataType) -> dict[str, Any]:
 
 
 def _vector(value: Any) -> dict[str, Any]:
-    """Return what Spark stores for an ML vector (VectorUDT)."""
     if hasattr(value, "indices"):
         indices, values = value.indices.tolist(), value.values.tolist()
         return {"type": 0, "size": value.size, "indices": indices, "values": values}

@@ -498,7 +498,6 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _lists(flat: pa.Array, counts: Array) -> list[Any]:
-    """Return lists of `counts` values each."""
     is_even = len(counts) > 0 and counts[0] > 0 and (counts == counts[0]).all()
     if is_even and is_number(flat.type) and not flat.null_count:
         # The lists are made with the numbers in them: a third less work than to cut one list.

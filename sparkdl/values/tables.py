@@ -1,7 +1,4 @@
-"""Tables in the driver's memory as Arrow batches: of pyarrow, pandas, Polars, Hugging Face.
-
-Runs in: driver
-"""
+"""Tables in the driver's memory as Arrow batches: of pyarrow, pandas, Polars, Hugging Face."""
 
 from __future__ import annotations
 
@@ -39,7 +36,6 @@ class Batches:
 
 
 def holds_tables(data: Any) -> bool:
-    """Whether `data` is a table, or a list of them."""
     is_list = isinstance(data, (list, tuple)) and bool(data)
     return _is_table(data) or (is_list and all(map(_is_table, data)))
 

@@ -1,7 +1,4 @@
-"""Columns as the frameworks' tensors hold them: times as integers, rows of different lengths.
-
-Runs in: child
-"""
+"""Columns as the frameworks' tensors hold them: times as integers, rows of different lengths."""
 
 from __future__ import annotations
 
@@ -35,7 +32,6 @@ def as_numbers(name: str, column: Array) -> Array:
 
 
 def no_tensor(name: str, column: Array, framework: str) -> FeedTypeError:
-    """Return the error about a column that the framework has no tensor for."""
     return FeedTypeError(
         f"column {name!r} holds {objects_in(column)}, which {framework} has no tensor for. Feed it "
         "as numbers, arrays of one shape, or read it with ctx.batches. Where a map_fun or train_fn "

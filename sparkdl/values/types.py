@@ -1,7 +1,4 @@
-"""The types of columns: Spark's, Arrow's, and numpy's, which the frameworks' tensors have.
-
-Runs in: anywhere
-"""
+"""The types of columns: Spark's, Arrow's, and numpy's, which the frameworks' tensors have."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ _FAMILIES: dict[str, Family] = {"b": "boolean", "O": "text", **dict.fromkeys("iu
 
 
 def family(kind: pa.DataType) -> Family:
-    """Return what the values of an Arrow column are."""
     types = pa.types
     if is_vector(kind):
         return "vector"

@@ -103,7 +103,6 @@ decode_piece = msgspec.msgpack.Decoder(Piece, dec_hook=type_decoded).decode
 
 
 def name_of(executor: int, device: str, source: ModelSource) -> str:
-    """Return the name of the scorer for a model on a device of an executor, a process."""
     # With its start time, because the number of a process is used again.
     where = _digest(os.geteuid(), executor, psutil.Process(executor).create_time(), device)
     model = _digest(*(getattr(source, each.name) for each in fields(source) if each.compare))
@@ -150,7 +149,6 @@ def inputs_batch(values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> 
 
 
 def inputs_of(batch: pa.RecordBatch) -> dict[str, Array]:
-    """Return a piece's inputs, by name, as `inputs_batch` was given them."""
     return {
         field.name: convert(column, None, f"column {field.name!r}")
         for field, column in zip(batch.schema, batch.columns, strict=True)
@@ -254,7 +252,6 @@ class ScorerClient:
         raise RowsFailedError(failed.text, failed.start, failed.stop)
 
     def close(self) -> None:
-        """End the task's calls, also those without an answer."""
         while self._pieces:
             _cancel(*self._pieces.popleft())
         self._open.close()
@@ -334,6 +331,5 @@ def _environment(device: str) -> dict[str, str]:
 
 
 def _tail(log: int) -> str:
-    """Return the end of a scorer's error stream."""
     start = max(0, os.fstat(log).st_size - _TAIL_NBYTES)
     return os.pread(log, _TAIL_NBYTES, start).decode(errors="replace").strip()

@@ -1,7 +1,4 @@
-"""The columns that a model's outputs become.
-
-Runs in: driver, feeder
-"""
+"""The columns that a model's outputs become."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Loads a model of any kind; each Python worker keeps one for its next partitions.
-
-Runs in: feeder, child. Also in the process that describes a model to the driver.
-"""
+"""Loads a model of any kind; each Python worker keeps one for its next partitions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The columns that a model takes from a DataFrame, and their values as it takes them.
-
-Runs in: driver, feeder
-"""
+"""The columns that a model takes from a DataFrame, and their values as it takes them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """A Keras model as its file, and the custom objects that travel beside it.
 
-Runs in: driver, child, feeder
-
 A `.keras` file only names layers, losses and functions that Keras does not have. These travel by
 cloudpickle, under the names that the file has for them: those of `custom_objects`, and those that
 the program has registered. https://keras.io/guides/serialization_and_saving/#custom-objects

@@ -49,8 +49,6 @@ Parts = tuple[ModelSource, Signature, Any, tuple[StructType, tuple[OutputColumn,
 
 
 class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size", *SCORING]):
-    """The base class of models that score."""
-
     def _parts(self) -> Parts:
         raise NotImplementedError
 
@@ -73,8 +71,6 @@ class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size
 
 
 class FittedModel(ScoringModel):
-    """A model that `fit` may have made."""
-
     _summary: TrainingSummary | None = None
 
     @property
@@ -209,7 +205,6 @@ class NetworkModel(FittedModel, params=COLUMNS):
         return tuple(tensor.name for tensor in self._signature.outputs)
 
     def _inputs(self) -> dict[str, str]:
-        """Return column to input."""
         mapping: dict[str, str] = self.getInputMapping()
         if mapping:
             return mapping

@@ -1,7 +1,4 @@
-"""A loaded model, whichever framework runs it, or a function of the user's.
-
-Runs in: feeder, child. Also in the process that describes a model to the driver.
-"""
+"""A loaded model, whichever framework runs it, or a function of the user's."""
 
 from __future__ import annotations
 
@@ -67,7 +64,6 @@ class Predictor:
         batch_size: int,
         outputs: Sequence[OutputColumn],
     ) -> list[pa.Array]:
-        """Return the columns of outputs for a piece of rows, scored in batches."""
         wanted = [output.tensor for output in outputs]
         found: list[dict[str, Any]] = []
         start = stop = 0
@@ -95,7 +91,6 @@ def _check_rows(found: Mapping[str, Any], rows: int) -> None:
 
 
 def _column(output: OutputColumn, parts: Sequence[Any]) -> pa.Array:
-    """Return an output of several batches as one column."""
     if len({getattr(part, "shape", (0,))[1:] for part in parts}) == 1 and all(
         isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts
     ):

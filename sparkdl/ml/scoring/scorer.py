@@ -73,7 +73,6 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
         """It takes no more tasks, and ends with the last one."""
 
     def score(self) -> None:
-        """Score until no task or owner needs the scorer any more."""
         threading.Thread(target=self._watch, name="sparkdl-watch", daemon=True).start()
         # Before loading, because two models may not fit into the memory of one GPU.
         self._make_room()

@@ -1,7 +1,4 @@
-"""The part of an executor that a model may use, and whether task slots share one model.
-
-Runs in: driver, feeder
-"""
+"""The part of an executor that a model may use, and whether task slots share one model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A saved model's location, format, inputs and outputs.
-
-Runs in: anywhere
-"""
+"""A saved model's location, format, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -133,7 +130,6 @@ def with_keys(
 
 
 def source_of_content(content: bytes, kind: Format = "keras") -> ModelSource:
-    """Return the source for what `ModelSource.content` may be."""
     return ModelSource("", kind, hashlib.sha256(content).hexdigest(), content=content)
 
 

@@ -88,7 +88,6 @@ class Chunk:
         return _rows_named(self.start, self.start + len(self.columns[0]) - 1)
 
     def scored_rows(self, start: int, stop: int) -> str:
-        """Say which rows the values from `start` to before `stop` are of, for errors."""
         places = np.arange(start, stop)
         if self.valid is not None:
             places = np.flatnonzero(self.valid)[places]

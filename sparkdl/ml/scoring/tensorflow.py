@@ -1,7 +1,4 @@
-"""Loads a saved model with TensorFlow.
-
-Runs in: feeder, child. Also in the process that describes a model to the driver.
-"""
+"""Loads a saved model with TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Loads a pickled module of PyTorch.
-
-Runs in: feeder. Also in the process that describes a model to the driver.
-"""
+"""Loads a pickled module of PyTorch."""
 
 from __future__ import annotations
 
@@ -147,7 +144,6 @@ def _numpy(tensor: Any) -> Array:
 
 
 def _device(share: Share | None) -> Any:
-    """Return where the model runs, having taken no more threads than its share has cores."""
     import torch
 
     if share is None:
