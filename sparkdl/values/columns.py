@@ -11,12 +11,10 @@ import pyarrow.compute as pc  # `Array.flatten` imports it at the first batch ot
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.values.ndarrays import (
-    NO_MATRICES,
     Array,
     dense_vectors,
     has_sparse,
     is_list,
-    is_matrix,
     is_vector,
     lengths,
     load,
@@ -25,7 +23,7 @@ from sparkdl.values.ndarrays import (
     split,
     to_array,
 )
-from sparkdl.values.rows import NO_VARIANTS, Codec, is_spark_only, row_schema
+from sparkdl.values.rows import Codec, row_schema
 
 Columns = dict[str, Array]
 
@@ -164,9 +162,7 @@ def _leaves(
 
 
 def _is_plain_struct(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) and not (
-        is_packed(kind) or is_matrix(kind) or is_spark_only(kind)
-    )
+    return pa.types.is_struct(kind) and not is_packed(kind)
 
 
 def is_within(name: str, wanted: str) -> bool:
@@ -317,10 +313,6 @@ def _structs(column: pa.Array, where: str) -> Array:
             return dense_vectors(column)
         except ValueError as error:
             raise FeedTypeError(f"{where} holds {error}; they must have one size") from None
-    if is_matrix(column.type):
-        raise FeedTypeError(f"{where} {NO_MATRICES}")
-    if is_spark_only(column.type):
-        raise FeedTypeError(f"{where} {NO_VARIANTS}")
     raise FeedTypeError(
         f"{where} is a {column.type}, which is no array. Feed its parts as columns of their own, "
         "for example df.select('name.*') for a struct or df.select(col('name')['key']) for a "

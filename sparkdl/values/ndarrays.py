@@ -27,9 +27,6 @@ MODULES = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
 _SPARSE = 0
 _NONE = np.empty(0, np.int32)
 _VECTOR_FIELDS = ["type", "size", "indices", "values"]
-_MATRIX_FIELDS = [
-    "type", "numRows", "numCols", "colPtrs", "rowIndices", "values", "isTransposed",
-]  # fmt: skip
 
 
 def is_native(dtype: np.dtype[Any]) -> bool:
@@ -136,17 +133,6 @@ def nest(stacked: Array) -> pa.Array:
 def is_vector(kind: pa.DataType) -> bool:
     """Return whether `kind` is how Spark writes a column of ML vectors (VectorUDT)."""
     return pa.types.is_struct(kind) and [field.name for field in kind] == _VECTOR_FIELDS
-
-
-def is_matrix(kind: pa.DataType) -> bool:
-    """Return whether `kind` is how Spark writes a column of ML matrices (MatrixUDT)."""
-    return pa.types.is_struct(kind) and [field.name for field in kind] == _MATRIX_FIELDS
-
-
-NO_MATRICES = (
-    "holds matrices of Spark ML, which cannot travel in a feed. Feed their values as arrays, for "
-    "example by a udf that returns matrix.toArray().tolist()"
-)
 
 
 def vectors(column: pa.Array, module: str = MODULES[0]) -> list[Any]:

@@ -35,10 +35,8 @@ from sparkdl.core.errors import FeedTypeError, ProtocolError
 from sparkdl.values.ndarrays import (
     INT32_MAX,
     MODULES,
-    NO_MATRICES,
     Array,
     is_list,
-    is_matrix,
     is_native,
     is_number,
     is_vector,
@@ -71,8 +69,6 @@ _NATIVE: dict[type, pa.DataType] = {
 _NAMES = {kind.__name__ for kind in _NATIVE}
 _BY_BASE = {tuple: "tuple", list: "list", dict: "dict", Decimal: "decimal"}
 _VECTORS = ("DenseVector", "SparseVector")
-_SPARK_ONLY = {b"variant", b"geometry", b"geography"}
-"""What Spark puts in the metadata of a struct's field, of types that have no other form."""
 
 
 class Codec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -454,22 +450,11 @@ def frame_rows(batch: pa.RecordBatch) -> list[Any]:
     """Return the rows of `batch` as pyspark Rows.
 
     With any version of Spark, binary comes as bytes, a struct as Row, a map as dict, and a Spark ML
-    vector as itself, a timestamp as naive datetime in the process's time zone. A value of a
-    user-defined type other than Spark ML's comes as it is stored, because Arrow carries no more.
+    vector as itself, a timestamp as naive datetime in the process's time zone. Values of other
+    user-defined types, variants and geometries come as they are stored: Arrow carries no more.
     """
     names = tuple(batch.schema.names)
     return make_rows(names, [_values(column) for column in batch.columns], batch.num_rows)
-
-
-NO_VARIANTS = (
-    "holds variants or geometries of Spark, which cannot travel in a feed. Feed their values as "
-    "columns of other types, for example by variant_get or st_asbinary"
-)
-
-
-def is_spark_only(kind: pa.DataType) -> bool:
-    """Return whether a struct is how Spark writes a variant or a geometry."""
-    return pa.types.is_struct(kind) and any(_SPARK_ONLY & set(f.metadata or ()) for f in kind)
 
 
 def _values(column: pa.Array) -> list[Any]:
@@ -479,10 +464,6 @@ def _values(column: pa.Array) -> list[Any]:
         return _around_nulls(column, _values(column.drop_null()))
     if is_vector(kind):
         return vectors(column)
-    if is_matrix(kind):
-        raise FeedTypeError(f"a column {NO_MATRICES}")
-    if is_spark_only(kind):
-        raise FeedTypeError(f"a column {NO_VARIANTS}")
     if pa.types.is_struct(kind):
         fields = [_values(column.field(i)) for i in range(kind.num_fields)]
         return make_rows(tuple(field.name for field in kind), fields, len(column))

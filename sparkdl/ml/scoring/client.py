@@ -86,16 +86,14 @@ class Piece(msgspec.Struct, frozen=True):
     """What to do with a batch; `task` is that of its `Welcome`."""
 
     task: int
-    batch_size: int
     outputs: tuple[OutputColumn, ...]
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The model failed on the rows from `start` to before `stop`; on none: it was not loaded."""
+    """The model failed; `is_loaded`: on this batch alone."""
 
     text: str
-    start: int = 0
-    stop: int = 0
+    is_loaded: bool
 
 
 encode_piece = msgspec.msgpack.Encoder(enc_hook=type_encoded).encode
@@ -158,10 +156,9 @@ def inputs_of(batch: pa.RecordBatch) -> dict[str, Array]:
 class ScorerClient:
     """A task's calls; `connect` makes one, `close` it in any case."""
 
-    def __init__(self, name: str, batch_size: int, outputs: Sequence[OutputColumn]) -> None:
+    def __init__(self, name: str, outputs: Sequence[OutputColumn]) -> None:
         if (user := path_of(name).lstat().st_uid) != os.geteuid():
             raise InferenceError(f"the scorer's name is taken by a process of user {user}")
-        self._batch_size = batch_size
         self._outputs = tuple(outputs)
         self._oom_kills = oom_kills()
         self._pieces: deque[tuple[Any, Any]] = deque()
@@ -191,7 +188,6 @@ class ScorerClient:
         source: ModelSource,
         device: str,
         cores: int | None,
-        batch_size: int,
         outputs: Sequence[OutputColumn],
         executor: int | None = None,
     ) -> ScorerClient:
@@ -216,14 +212,14 @@ class ScorerClient:
         # Repeated: a scorer that was found or started may end before this task has joined.
         while not deadline.has_passed:
             with suppress(*_LOST):
-                return cls(name, batch_size, outputs)
+                return cls(name, outputs)
             _start(start, device, deadline)
         raise InferenceError(f"no scorer can be connected to within {_START_S:g} s")
 
     def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> None:
         """Send a piece, see `inputs_batch`."""
         batch = inputs_batch(values, given)
-        piece = Piece(self._task, self._batch_size, self._outputs)
+        piece = Piece(self._task, self._outputs)
         command = flight.FlightDescriptor.for_command(encode_piece(piece))
         try:
             self._pieces.append(self._client.do_exchange(command))
@@ -247,9 +243,7 @@ class ScorerClient:
         if answer.data is not None:
             return list(answer.data.columns)
         failed = msgspec.msgpack.decode(answer.app_metadata, type=Failed)
-        if not failed.stop:
-            raise InferenceError(failed.text)
-        raise RowsFailedError(failed.text, failed.start, failed.stop)
+        raise (RowsFailedError if failed.is_loaded else InferenceError)(failed.text)
 
     def close(self) -> None:
         while self._pieces:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
-import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import InferenceError, in_words
@@ -18,12 +17,7 @@ from sparkdl.values.ndarrays import Array
 
 
 class RowsFailedError(InferenceError):
-    """The model failed on rows `start` to before `stop` of a piece."""
-
-    def __init__(self, text: str, start: int, stop: int) -> None:
-        super().__init__(text)
-        self.start = start
-        self.stop = stop
+    """The model failed on a batch."""
 
 
 class Predictor:
@@ -59,43 +53,22 @@ class Predictor:
         return {name: self._to_values(found[name]) for name in names}
 
     def columns(
-        self,
-        values: Mapping[str, Array],
-        batch_size: int,
-        outputs: Sequence[OutputColumn],
+        self, values: Mapping[str, Array], outputs: Sequence[OutputColumn]
     ) -> list[pa.Array]:
-        wanted = [output.tensor for output in outputs]
-        found: list[dict[str, Any]] = []
-        start = stop = 0
         try:
             rows = len(next(iter(values.values())))
-            for start in range(0, rows, batch_size):
-                stop = min(start + batch_size, rows)
-                found.append(self({name: x[start:stop] for name, x in values.items()}, wanted))
-                _check_rows(found[-1], stop - start)
-            start, stop = 0, rows
-            return [_column(each, [part[each.tensor] for part in found]) for each in outputs]
+            found = self(values, [output.tensor for output in outputs])
+            for name, each in found.items():
+                shape = list(each.shape) if hasattr(each, "shape") else [len(each)]
+                if shape[:1] != [rows]:
+                    raise InferenceError(
+                        f"the model's output {name!r} has shape {shape} for {rows} rows; it must "
+                        "have one value for each row"
+                    )
+            return [output.column(found[output.tensor]) for output in outputs]
         # A function of the user's may exit, which would end the worker without a reason.
         except (Exception, SystemExit) as error:
-            raise RowsFailedError(in_words(error), start, stop) from error
-
-
-def _check_rows(found: Mapping[str, Any], rows: int) -> None:
-    for name, values in found.items():
-        shape = list(values.shape) if hasattr(values, "shape") else [len(values)]
-        if shape[:1] != [rows]:
-            raise InferenceError(
-                f"the model's output {name!r} has shape {shape} for {rows} rows; it must have one "
-                "value for each row"
-            )
-
-
-def _column(output: OutputColumn, parts: Sequence[Any]) -> pa.Array:
-    if len({getattr(part, "shape", (0,))[1:] for part in parts}) == 1 and all(
-        isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts
-    ):
-        return output.column(parts[0] if len(parts) == 1 else np.concatenate(parts))
-    return pa.concat_arrays([output.column(part) for part in parts])
+            raise RowsFailedError(in_words(error)) from error
 
 
 def load_function(source: ModelSource, share: Share | None) -> Predictor:

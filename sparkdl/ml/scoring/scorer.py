@@ -82,7 +82,7 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
             with quick_imports():
                 model = load(self._start.source, share)
         except (Exception, SystemExit) as error:  # noqa: BLE001 (each task raises it)
-            model = client.Failed(f"it cannot be loaded: {in_words(error)}")
+            model = client.Failed(f"it cannot be loaded: {in_words(error)}", False)
         while rows := self._rows.get():
             has_gone = rows.call.is_cancelled()
             rows.answer.put(None if has_gone else self._answer(model, rows))
@@ -92,14 +92,13 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
             # Not before a task knows why: one that comes later would start another scorer in vain.
             self._close()
             return model
-        task, batch_size, outputs = rows.piece.task, rows.piece.batch_size, rows.piece.outputs
         try:
-            columns = model.columns(rows.values, batch_size, outputs)
+            columns = model.columns(rows.values, rows.piece.outputs)
         except RowsFailedError as error:
-            self._failed.add(task)
+            self._failed.add(rows.piece.task)
             if len(self._failed) >= _MAX_FAILED:  # the model's state may be broken, or the GPU's
                 self._close()
-            return client.Failed(str(error), error.start, error.stop)
+            return client.Failed(str(error), True)
         # An answer in between shows that the model is well, and that those tasks' rows were not.
         self._failed.clear()
         return pa.RecordBatch.from_arrays(columns, list(map(str, range(len(columns)))))

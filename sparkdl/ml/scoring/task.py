@@ -25,12 +25,7 @@ from sparkdl.ml.scoring.source import ModelSource
 from sparkdl.values.ndarrays import Array
 
 _MAX_PIECES = 2
-"""A task's unanswered pieces: one being scored, one waiting. It bounds the memory."""
-_CHUNK_ROWS = 1024
-"""Rows that are converted at once, at least: several batches, if these are small and quick."""
-_ANSWER_ROWS = 10_000
-_ANSWER_NBYTES = 1024 * 1024
-"""Answers are joined to as many rows as Spark's own batches have, if they are small."""
+"""A task's unanswered batches: one being scored, one waiting. It bounds the memory."""
 
 Columns = tuple[pa.Array, ...]
 """One array for each input, further ones as they are wanted."""
@@ -60,7 +55,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of one or more batches, converted at once.
+    """Rows that the model is given at once.
 
     Attributes:
         start: the number of the first row in the partition.
@@ -86,12 +81,6 @@ class Chunk:
     @property
     def rows(self) -> str:
         return _rows_named(self.start, self.start + len(self.columns[0]) - 1)
-
-    def scored_rows(self, start: int, stop: int) -> str:
-        places = np.arange(start, stop)
-        if self.valid is not None:
-            places = np.flatnonzero(self.valid)[places]
-        return _rows_named(self.start + int(places[0]), self.start + int(places[-1]))
 
 
 def _rows_named(first: int, last: int) -> str:
@@ -120,10 +109,7 @@ class Score:
 
     def answered(self, pieces: Iterable[Columns]) -> Iterator[tuple[Chunk, list[pa.Array]]]:
         """Yield chunks with the outputs' columns, null where a row could not be scored."""
-        # A function may take long, so no more of its rows are converted at once than it gets.
-        is_slow = self.source.format == "function"
-        batches = 1 if is_slow else max(1, _CHUNK_ROWS // self.batch_size)
-        found = self._chunks(chunks(pieces, self.batch_size * batches))
+        found = self._chunks(chunks(pieces, self.batch_size))
         if (first := next(found, None)) is None:
             return  # without loading the model
         device = self.sharing.own_device()
@@ -138,7 +124,7 @@ class Score:
                 # Asked for again: rows may come from another model's partition of this worker.
                 model = predictor(self.source)
                 if chunk.values:
-                    columns = model.columns(chunk.values, self.batch_size, self.outputs)
+                    columns = model.columns(chunk.values, self.outputs)
             yield chunk, columns
 
     def _shared(
@@ -146,9 +132,7 @@ class Score:
     ) -> Iterator[tuple[Chunk, list[pa.Array]]]:
         """Score in a process for several workers."""
         with self._explained():
-            scorer = ScorerClient.connect(
-                self.source, device, self.sharing.cores, self.batch_size, self.outputs
-            )
+            scorer = ScorerClient.connect(self.source, device, self.sharing.cores, self.outputs)
         sent: deque[Chunk] = deque()
 
         def received() -> tuple[Chunk, list[pa.Array]]:
@@ -174,8 +158,9 @@ class Score:
             yield
         except RowsFailedError as error:
             assert chunk is not None
-            rows = chunk.scored_rows(error.start, error.stop)
-            raise InferenceError(f"{self.model} failed on {rows}: {error}") from error.__cause__
+            raise InferenceError(
+                f"{self.model} failed on {chunk.rows}: {error}"
+            ) from error.__cause__
         except ScorerLostError as error:
             where = f" on {chunk.rows}" if chunk else ""
             raise ScorerLostError(f"{self.model} failed{where}: {error}") from None
@@ -214,17 +199,13 @@ class Score:
         input comes as an array, without its tuple.
         """
         columns = ((each,) if isinstance(each, pa.Array) else each for each in given)
-        # So that a partition without rows is answered by an array of the right type.
-        held = [pa.nulls(0, self.struct_type)]
-        fields = list(self.struct_type)
+        fields, is_empty = list(self.struct_type), True
         for chunk, found in self.answered(columns):
             mask = None if chunk.valid is None else pa.array(~chunk.valid)
-            held.append(pa.StructArray.from_arrays(found, fields=fields, mask=mask))
-            if sum(map(len, held)) >= _ANSWER_ROWS or held[-1].nbytes >= _ANSWER_NBYTES:
-                yield pa.concat_arrays(held)
-                held = []
-        if held:
-            yield pa.concat_arrays(held)
+            yield pa.StructArray.from_arrays(found, fields=fields, mask=mask)
+            is_empty = False
+        if is_empty:  # a partition without rows is answered by an array of the right type
+            yield pa.nulls(0, self.struct_type)
 
     @property
     def struct_type(self) -> pa.StructType:
