@@ -64,14 +64,6 @@ def test_nothing_is_there_before_the_commit_and_all_after(tmp_path: Path) -> Non
     assert not (folder / lost).exists()
 
 
-def test_appending_keeps_the_old_files(tmp_path: Path) -> None:
-    write(tmp_path / "data", [b"old"])
-    to = Destination.at(str(tmp_path), {})
-    to.begin()
-    to.commit([put(to, b"new")])
-    assert names(tmp_path) == ["_SUCCESS", "data", "part"]
-
-
 def test_a_commit_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     write(tmp_path / "data", [b"old"])
     to = Destination.at(str(tmp_path), {})

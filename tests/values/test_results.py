@@ -74,16 +74,6 @@ def test_columns_are_filled_by_place_or_by_name(results: list[Any]) -> None:
     assert columns(results, n=pa.int32(), s=pa.string()) == [[1, 2], ["a", "b"]]
 
 
-def test_tuple_of_one_fills_the_only_column() -> None:
-    assert columns([(1,), (2,)], n=pa.int64()) == [[1, 2]]
-    assert columns([{"n": 1}], n=pa.int64()) == [[1]]
-
-
-def test_variable_sizes_next_to_scalars() -> None:
-    results = [(i, [float(j) for j in range(i % 3)]) for i in range(50)]
-    assert columns(results, n=pa.int64(), v=FLOATS) == [list(range(50)), [v for _, v in results]]
-
-
 def test_time_without_a_zone_is_local_time() -> None:
     moment = datetime(2026, 1, 2, 3, 4, 5, 6)
     ((found,),) = columns([moment], t=pa.timestamp("us", "UTC"))

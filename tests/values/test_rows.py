@@ -187,12 +187,6 @@ def test_encoding_takes_no_more_rows_than_a_batch_needs() -> None:
     assert taken == 11
 
 
-def test_equal_shapes_travel_as_fixed_size_lists() -> None:
-    images = [(np.full((2, 3), i, np.float32), i) for i in range(4)]
-    (batch,) = encode_rows(images)
-    assert batch.schema.field("0").type == pa.list_(pa.list_(pa.float32(), 3), 2)
-
-
 def test_dicts_that_share_few_keys_or_no_order_are_values() -> None:
     bags = [{f"word{i}": 1} for i in range(40)]
     swapped: list[dict[str, Any]] = [{"a": 1, "b": 2}, {"b": 1, "a": 2}] * 20

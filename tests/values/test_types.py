@@ -15,7 +15,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.data.examples import arrow_schema, columns_of
 from sparkdl.ml.estimators.columns import Columns, Task
 from sparkdl.ml.estimators.training import check_schema
-from sparkdl.ml.scoring.columns import OutputColumn, mapped_outputs
+from sparkdl.ml.scoring.columns import mapped_outputs
 from sparkdl.ml.scoring.inputs import InputColumn, input_columns, tensor_values
 from sparkdl.ml.scoring.source import ANY, Signature, Tensor
 from sparkdl.values.columns import convert
@@ -88,31 +88,3 @@ def test_what_is_no_number_and_no_text_feeds_no_model(kind: t.DataType) -> None:
 def test_vectors_and_decimals_are_numbers() -> None:
     assert spark_family(VectorUDT()) == "vector"
     assert spark_family(t.DecimalType(10, 2)) == family(pa.decimal128(10, 2)) == "number"
-    vector = OutputColumn("v", "y", to_arrow_type(VectorUDT().sqlType()))
-    assert vector.column(np.array([[1, 2]], np.float32)).to_pylist() == [
-        {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0]}
-    ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype", "dims", "can"),
-    [
-        (pa.float64(), "float32", (None,), True),
-        (pa.int32(), "int64", (None,), True),
-        (pa.decimal128(9, 2), "uint64", (None,), True),
-        (pa.float64(), "float32", (None, 1), True),
-        (pa.float64(), "float32", (None, 2), False),
-        (pa.list_(pa.float64()), "float32", (None, 2), True),
-        (pa.list_(pa.float64()), "float32", (None,), False),
-        (pa.string(), "float32", (None,), False),
-        (pa.binary(), "string", (None,), True),
-        (pa.float32(), "string", (None,), False),
-        (pa.bool_(), "int8", (None,), False),
-        (pa.bool_(), "bool", (None,), True),
-        (pa.float32(), "complex64", (None,), False),
-    ],
-)
-def test_values_fit_columns_of_their_family(
-    kind: pa.DataType, dtype: str, dims: Any, can: bool
-) -> None:
-    assert fits(kind, dtype, dims) == can

@@ -65,17 +65,6 @@ def test_columns_get_the_dtype_and_the_shape_of_the_input(
     assert found.dtype == (object if dtype == "string" else np.dtype(dtype))
 
 
-def test_sparse_and_dense_vectors_are_filled_up() -> None:
-    column = pa.array(
-        [
-            {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]},
-            {"type": 0, "size": 3, "indices": [1], "values": [9.0]},
-        ],
-        VECTOR,
-    )
-    assert values(column, "float32", None, 3).tolist() == [[1, 2, 3], [0, 9, 0]]
-
-
 @pytest.mark.parametrize(
     ("column", "dtype", "shape", "match"),
     [
@@ -144,13 +133,6 @@ def test_columns_of_one_input_are_the_elements_of_its_rows() -> None:
     assert values["n"].tolist() == [[0.5, 7], [1.5, 8]]
     assert values["n"].dtype == np.float32
     assert values["w"].tolist() == ["a", "b"]
-
-
-def test_columns_of_one_input_get_its_shape() -> None:
-    tensor = Tensor("n", "float32", (None, 2, 1))
-    found = input_columns({"d": "n", "i": "n"}, Signature((tensor,), ()), SCHEMA)
-    values = input_values(found, [pa.array([0.5]), pa.array([7])])
-    assert values["n"].tolist() == [[[0.5], [7]]]
 
 
 def test_only_input_may_be_asked_for_by_another_name_if_nobody_chose_its_own() -> None:

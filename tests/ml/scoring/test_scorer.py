@@ -22,14 +22,11 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import InferenceError, ScorerLostError
 from sparkdl.ml.scoring.client import ScorerClient, Start, _start
 from sparkdl.ml.scoring.columns import OutputColumn
-from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.inputs import InputColumn
 from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.share import Share, Sharing
 from sparkdl.ml.scoring.source import ANY, ModelSource, Tensor, source_of_content
 from sparkdl.ml.scoring.task import Score
-from sparkdl.ml.scoring.torch import module_content
-from tests.ml import torch_models
 
 SIZE = 8
 END_S = 30.0
@@ -240,15 +237,6 @@ def test_scorer_without_tasks_ends_for_another_model_and_one_with_tasks_does_not
     assert answer(third) == [[5 * x for x in range(SIZE)]]
 
 
-def test_scorer_ends_with_its_executor(connect: Connect, owner: subprocess.Popen[bytes]) -> None:
-    client = connect(function(double), Y)
-    client.close()
-    owner.kill()
-    owner.wait()
-    wait_for_end(client.pid)
-    assert not psutil.pid_exists(client.pid)
-
-
 def test_text_and_arrays_of_any_length_arrive_as_they_are(connect: Connect) -> None:
     def told() -> Any:
         return lambda columns: {
@@ -301,19 +289,3 @@ def test_nulls_and_errors_are_those_of_a_model_of_ones_own(
     for score in (own, shared):
         with pytest.raises(InferenceError, match=text):
             found(score, pa.array([0, None, 13]))
-
-
-FLOATS = pa.list_(pa.field("element", pa.float32()))
-X = np.arange(60, dtype=np.float32).reshape(20, 3)
-
-
-@pytest.mark.torch
-def test_answers_are_those_of_a_model_of_ones_own(connect: Connect) -> None:
-    given: dict[str, Any] = {"left": X, "right": np.arange(20)}
-    source = source_of_content(module_content(torch_models.two_in_two_out()), "module")
-    output = OutputColumn("output_0", "output_0", FLOATS)
-    clients = [connect(source, output) for _ in range(2)]
-    for client, part in zip(clients, (np.s_[:9], np.s_[9:]), strict=True):
-        client.send({name: x[part] for name, x in given.items()}, {})
-    found = pa.concat_arrays([array for client in clients for array in client.receive()])
-    assert found == output.column(load(source)(given, ["output_0"])["output_0"])
