@@ -145,10 +145,6 @@ FORBIDDEN_BUT = {
         "ml/persistence.py",
         "cloudpickle.loads",
     ): "the user's function, from where it was saved",
-    (
-        "ml/scoring/keras_objects.py",
-        "cloudpickle.loads",
-    ): "the user's function, with the weights that it was trained to",
     ("ml/scoring/describe.py", "cloudpickle.load"): "the user's function, from its own driver",
     ("ml/scoring/describe.py", "cloudpickle.loads"): "the answer of a process of one's own",
     (

@@ -64,10 +64,6 @@ class Packed:
         return convert(self._column, None, self._where)
 
 
-def is_packed(kind: pa.DataType) -> bool:
-    return is_vector(kind)
-
-
 def unpacked(columns: Mapping[str, Any]) -> Columns:
     """Return columns as arrays, those of `to_columns(…, packs=True)` among them."""
     return {n: c.array() if isinstance(c, Packed) else c for n, c in columns.items()}
@@ -108,7 +104,7 @@ def to_columns(
                     "one before feeding (df.withColumnRenamed), or drop them"
                 )
             where = f"column {name!r}"
-            if packs and is_packed(column.type) and not column.null_count and has_sparse(column):
+            if packs and is_vector(column.type) and not column.null_count and has_sparse(column):
                 found[name] = cast(Array, Packed(column, where))
             else:
                 found[name] = convert(column, codec, where)
@@ -162,7 +158,7 @@ def _leaves(
 
 
 def _is_plain_struct(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) and not is_packed(kind)
+    return pa.types.is_struct(kind) and not is_vector(kind)
 
 
 def is_within(name: str, wanted: str) -> bool:
@@ -308,7 +304,7 @@ def _lists(column: pa.Array, element: Codec | None, where: str) -> Array:
 
 
 def _structs(column: pa.Array, where: str) -> Array:
-    if is_packed(column.type):
+    if is_vector(column.type):
         try:
             return dense_vectors(column)
         except ValueError as error:

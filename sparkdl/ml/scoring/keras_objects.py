@@ -13,15 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, in_words
 from sparkdl.core.files import scratch_folder
-from sparkdl.core.imports import advice_on_missing
 
 Objects = Mapping[str, Any]
 """Classes and functions by the names that configurations of Keras call them by."""
-_HDF5 = b"\x89HDF"
 _OWN = ("keras", "keras_hub", "keras_cv", "keras_nlp", "tf_keras", "tensorflow")
 _CURE = (
     "Give its own layers a get_config that returns the arguments of their __init__. Name classes "
@@ -89,7 +85,7 @@ def loaded(source: bytes | Path | str, objects: Objects, compiles: bool = False)
     with scratch_folder() as folder:
         path = source
         if isinstance(source, bytes):
-            path = folder / ("model.h5" if source.startswith(_HDF5) else "model.keras")
+            path = folder / "model.keras"
             path.write_bytes(source)
         try:
             with scope(objects):
@@ -99,21 +95,6 @@ def loaded(source: bytes | Path | str, objects: Objects, compiles: bool = False)
             raise ConfigError(
                 f"{name} cannot be loaded from its file: {_short(error)}. {_CURE}"
             ) from error
-
-
-def trained(source: bytes | str, objects: bytes = b"") -> Any:
-    """Return the model of a `.keras` file, given as its content or its path, not compiled.
-
-    Args:
-        objects: the `packed_code` of those that the file may name: trust them.
-    """
-    try:
-        (known,) = cloudpickle.loads(objects) if objects else ({},)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the model cannot be made: {error}. {advice_on_missing(error)}"
-        ) from error
-    return loaded(source, known)
 
 
 def _short(error: Exception) -> str:

@@ -20,8 +20,6 @@ NUMBER = "number"
 """The dtype of an input that takes whatever numbers come."""
 ANY = "any"
 """The dtype of an input that takes whatever comes."""
-_KERAS = (".keras", ".h5", ".hdf5")
-_WEIGHTS = ".weights.h5"
 _UNCHOSEN = re.compile(r"(output|input|inputs|input_layer|keras_tensor|args|.+_input)(_\d+)?")
 """Names that Keras and TensorFlow give by themselves."""
 
@@ -107,13 +105,7 @@ def source_of(
 ) -> ModelSource:
     """Return the source for a model at `path`, a local path or a URL."""
     path = local_path(path)
-    # First, because such a name also ends in `.h5`.
-    if path.endswith(_WEIGHTS):
-        raise ConfigError(
-            f"{path} holds weights only: save the whole model, model.save('….keras'), and give "
-            "that file"
-        )
-    if path.endswith(_KERAS):
+    if path.endswith(".keras"):
         return ModelSource(path, "keras", fingerprint(path))
     source = ModelSource(path, "saved_model", fingerprint(path))
     return with_keys(source, signature_def_key, tag_set)

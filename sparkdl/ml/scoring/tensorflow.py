@@ -13,7 +13,9 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.files import scratch_folder
-from sparkdl.ml.scoring.keras_objects import layer_names, output_names, trained
+from sparkdl.core.imports import advice_on_missing
+from sparkdl.ml.persistence import CODE, unpacked_code
+from sparkdl.ml.scoring.keras_objects import layer_names, loaded, output_names
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
 from sparkdl.ml.scoring.source import ModelSource, Signature, Tensor
@@ -33,7 +35,13 @@ def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
             f"Keras is set to the backend {keras.backend.backend()!r}; models are run with "
             "TensorFlow: unset KERAS_BACKEND on the executors"
         )
-    return keras_predictor(trained(source.content or source.path, source.objects))
+    try:
+        (known,) = unpacked_code({CODE: source.objects}) if source.objects else ({},)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the model cannot be made: {error}. {advice_on_missing(error)}"
+        ) from error
+    return keras_predictor(loaded(source.content or source.path, known))
 
 
 def keras_predictor(model: Any) -> Predictor:
