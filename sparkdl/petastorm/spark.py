@@ -262,8 +262,8 @@ def _write(
     seen = Observation()
     columns = [_converted(df, each, dtype) for each in df.schema.fields]
     observed = df.select(columns).observe(seen, count(lit(1)).alias("rows"))
-    options = {"compression": "uncompressed", "parquet.block.size": group_nbytes}
-    observed.write.options(**options).parquet(url)
+    writer = observed.write.option("compression", "uncompressed")
+    writer.option("parquet.block.size", group_nbytes).parquet(url)
     # Before the check below, so that files which fail it are deleted as well.
     atexit.register(_delete_at_exit, url)
     source = list_files(url)

@@ -130,11 +130,11 @@ def _is_alike(array: pa.Array, to: pa.DataType) -> bool:
             return False
         inner = array.flatten()
         return _is_alike(inner, to.value_type) and (to.value_field.nullable or not inner.null_count)
-    if types.is_null(kind) or (types.is_integer(kind) or types.is_floating(kind)):
-        return types.is_null(kind) or types.is_integer(to) or types.is_floating(to)
+    if types.is_integer(kind) or types.is_floating(kind):
+        return bool(types.is_integer(to) or types.is_floating(to))
     if types.is_timestamp(kind) and types.is_timestamp(to):
         return to.tz is None  # else local time becomes an instant, as `_scalar` has it
-    return any(is_kind(kind) and is_kind(to) for is_kind in _SAME)
+    return types.is_null(kind) or any(is_kind(kind) and is_kind(to) for is_kind in _SAME)
 
 
 def build(

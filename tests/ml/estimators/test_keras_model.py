@@ -19,8 +19,7 @@ from sparkdl.ml.estimators.keras_model import (
     inputs_of,
 )
 from sparkdl.ml.estimators.keras_train import Fitting, KerasTask, _weight, arranged
-from sparkdl.ml.persistence import CODE, packed_code
-from sparkdl.ml.scoring.keras_objects import checked_file, loaded, registered, saved, trained
+from sparkdl.ml.scoring.keras_objects import checked_file, loaded, registered, saved
 from sparkdl.ml.scoring.source import Tensor
 from sparkdl.ml.scoring.tensorflow import keras_predictor
 
@@ -75,7 +74,7 @@ def test_custom_objects_travel_with_a_trained_model_and_the_optimizer_does_not()
     model.optimizer.build(model.trainable_variables)
     content = recipe.packed(model)
     assert model.compiled
-    found = trained(content, packed_code(objects)[CODE])
+    found = loaded(content, objects)
     assert not found.compiled
     assert len(content) < len(saved(model))
     x = np.ones((2, 3), np.float32)
@@ -136,7 +135,7 @@ def test_layer_that_keras_cannot_make_again_is_refused_with_the_cure() -> None:
         checked_file(model, {})
     content = saved(own_parts(keras)[0])
     with pytest.raises(ConfigError, match=r"Could not locate class 'Doubled'.*custom_obj") as found:
-        trained(content)
+        loaded(content, {})
     assert len(str(found.value)) < 1200
 
 
@@ -151,14 +150,14 @@ def test_layer_that_the_program_has_registered_travels_to_tasks() -> None:
     plain = saved(model)
     keras.saving.register_keras_serializable("mine")(Twice)
     try:
-        own, objects = saved(model), packed_code(registered())[CODE]
+        own, objects = saved(model), cloudpickle.loads(cloudpickle.dumps(registered()))
     finally:
         del keras.saving.get_custom_objects()["mine>Twice"]
     x = np.ones((1, 3), np.float32)
     for content in (own, plain):  # as the driver saves it, and as a node does
-        np.testing.assert_array_equal(trained(content, objects)(x), model(x))
+        np.testing.assert_array_equal(loaded(content, objects)(x), model(x))
     with pytest.raises(ConfigError, match="Could not locate class 'Twice'"):
-        trained(own)
+        loaded(own, {})
 
 
 def test_labels_are_in_the_structure_of_the_outputs() -> None:
