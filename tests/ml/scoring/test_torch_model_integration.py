@@ -58,7 +58,10 @@ def test_what_cannot_work_is_refused_before_anything_runs(frame: DataFrame) -> N
         stage.transform(frame)
     inputs = {"x": "left", "id": "right"}
     for given, match in (
-        ({"input_mapping": {"x": "left"}}, "must give each input of the model a column"),
+        (
+            {"input_mapping": {"x": "left"}, "output_types": {"s": "vector"}},
+            "must give each input of the model a column",
+        ),
         ({"input_mapping": {"x": "left", "id": "size"}}, r"'size'.* left .*, right .*\[scale\]"),
         ({}, "types: declare scores, for example setOutputTypes"),
         (
