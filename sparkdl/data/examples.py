@@ -216,11 +216,7 @@ def decode(chunk: Chunk, columns: Sequence[Column]) -> list[pa.Array]:
 
 @dataclass
 class _Values:
-    """The values of a column, one after another.
-
-    Attributes:
-        sizes: how many values each record has; None for no feature.
-    """
+    """The values of a column, one after another, and how many each record has, None for none."""
 
     chunk: Chunk
     column: Column

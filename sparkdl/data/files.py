@@ -127,11 +127,7 @@ class _Write:
 
 @dataclass(frozen=True)
 class Destination:
-    """A folder, and the hidden one in it that files are first written to.
-
-    Attributes:
-        folder: within the storage, as is `staging`.
-    """
+    """A folder of the storage, and the hidden one in it that files are first written to."""
 
     storage: Storage
     folder: str

@@ -37,11 +37,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Records that were read together.
-
-    Attributes:
-        places: of each record in the file, in bytes.
-    """
+    """Records that were read together, and the place of each in the file, in bytes."""
 
     path: str
     records: Sequence[bytes]
@@ -74,11 +70,7 @@ def find(paths: Sequence[str], options: Mapping[str, Any]) -> tuple[Storage, lis
 
 
 def read_file(storage: Storage, path: str, nbytes: int = _CHUNK_NBYTES) -> Iterator[Chunk]:
-    """Yield the records of a file, checksums verified.
-
-    Args:
-        nbytes: about how much is read at a time; a longer record comes alone.
-    """
+    """Yield the records of a file, checksums verified; about `nbytes` are read at a time."""
     try:
         with open_storage(storage).open_input_file(path) as stream:
             yield from read_chunks(stream, path, nbytes)

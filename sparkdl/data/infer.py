@@ -68,9 +68,7 @@ class Rules:
     """How features become columns.
 
     Attributes:
-        is_empty_null: whether a feature with one value or none is a value and null, rather than an
-            array.
-        floats: the type of floats.
+        is_empty_null: a feature with one value or none is a value and null, rather than an array.
         binary: features that are binary, even if all values seen are text.
     """
 

@@ -107,9 +107,7 @@ def read_batches(
 
     Args:
         place: which shard this is, of how many.
-        epochs: `None` for no end.
         window: shuffle within so many rows; 0 for the order in which they are read.
-        threads: how many apply the `transform_spec`.
     """
     shard, shards = place
     share, seed = source.shares(shards)[shard], options["seed"] or 0

@@ -21,11 +21,7 @@ def join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def join_small(
     batches: Iterator[pa.RecordBatch], min_nbytes: int, max_wait_s: float | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of at least `min_nbytes`, where schemas allow.
-
-    Args:
-        max_wait_s: rows that come slowly are not held back for others longer than this.
-    """
+    """Yield the same rows in batches of at least `min_nbytes`, where schemas and time allow."""
     small: list[pa.RecordBatch] = []
     small_nbytes, is_late = 0, Deadline.after(None)
     for batch in batches:

@@ -68,9 +68,6 @@ def load(array: pa.Array) -> Array:
     """Return fixed-size lists, nested to any depth, as one array [rows, *shape] without a copy.
 
     Booleans, which are bits in Arrow, are copied.
-
-    Args:
-        array: no nulls; primitive values innermost.
     """
     shape = [len(array)]
     while pa.types.is_fixed_size_list(array.type):
@@ -182,11 +179,7 @@ def has_sparse(column: pa.Array) -> bool:
 
 
 def dense_vectors(column: pa.Array) -> Array:
-    """Return a column of ML vectors of equal size as float64 [rows, size], sparse ones filled up.
-
-    Args:
-        column: a VectorUDT struct without nulls.
-    """
+    """Return a column of ML vectors of equal size as float64 [rows, size], sparse ones filled up."""
     counts = lengths(column.field("values"))
     is_sparse = column.field("type").to_numpy() == _SPARSE
     sizes = np.where(is_sparse, np.asarray(column.field("size").fill_null(0)), counts)

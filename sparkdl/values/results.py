@@ -31,9 +31,6 @@ def result_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
 
     A row of results fills the columns by name (Row, dict) or by position (tuple, list). Where one
     column is declared it may as well be that column's value: a number, an array, a struct, a map.
-
-    Args:
-        batch: results as `encode_rows` encoded them.
     """
     parts = _parts(batch, schema)
     return [
@@ -140,12 +137,7 @@ def _is_alike(array: pa.Array, to: pa.DataType) -> bool:
 def build(
     values: Sequence[Any], field: pa.Field, is_row: bool = False, whose: str = "map_fun"
 ) -> pa.Array:
-    """Return values of Python as an array of the field's type.
-
-    Args:
-        is_row: each value is the only column of a row of results.
-        whose: the function that returned them, for errors.
-    """
+    """Return values of Python as an array of the field's type; `is_row`: each is a whole result."""
     try:
         return pa.array([_plain(value, field.type) for value in values], field.type)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):

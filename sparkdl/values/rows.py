@@ -96,7 +96,6 @@ class RowSchema(msgspec.Struct, frozen=True):
     Attributes:
         kind: tuple, list, row (pyspark's) or dict, whose fields are the columns; or value: each
             row is the one column's value.
-        columns: one codec per column.
     """
 
     kind: str
@@ -244,11 +243,7 @@ def _estimate_nbytes(value: Any) -> int:
 
 
 def encode(values: Sequence[Any], where: str) -> Encoded:
-    """Return the values of a column as one Arrow array of the same length, and how to decode it.
-
-    Args:
-        where: names the column in errors.
-    """
+    """Return the values of a column as one Arrow array of the same length, and how to decode it."""
     kinds = set(map(type, values))
     has_none = NoneType in kinds
     kinds.discard(NoneType)

@@ -20,11 +20,7 @@ _DATASET_ROWS = 8_192
 
 @dataclass(frozen=True)
 class Batches:
-    """The rows of a table; each iteration begins at the first.
-
-    Attributes:
-        table: a `pyarrow.Table`, or a `datasets.Dataset`, whose rows are read as they are fed.
-    """
+    """The rows of a pyarrow.Table, or of a datasets.Dataset, read as they are fed."""
 
     table: Any
 

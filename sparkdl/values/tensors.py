@@ -68,8 +68,7 @@ def stored(columns: tuple[str, ...] | None, padding: Padding) -> tuple[str, ...]
 def padded(columns: Columns, padding: Padding, wanted: tuple[str, ...] | None) -> Columns:
     """Return columns with rows filled up with zeros or empty texts, and their lengths and masks.
 
-    Args:
-        wanted: names of columns, which mean their lengths and masks as well; `None` means all.
+    The name of a column in `wanted` means its length and mask as well.
     """
     found = dict(columns)
     for name, length in padding.items():

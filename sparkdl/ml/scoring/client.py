@@ -62,13 +62,7 @@ _LOST = (pa.ArrowException, OSError, StopIteration)
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The configuration of a scorer, which it is started with.
-
-    Attributes:
-        owners: processes whose end is also the scorer's.
-        cores: threads that the model may use.
-        is_on_gpu: its CUDA_VISIBLE_DEVICES names one.
-    """
+    """The configuration of a scorer, which ends with its owners, processes."""
 
     name: str
     source: ModelSource

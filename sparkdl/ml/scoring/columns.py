@@ -146,10 +146,7 @@ def class_outputs(
 ) -> tuple[t.StructType, tuple[OutputColumn, ...]]:
     """Return a classifier's columns: a vector of scores, and the class as a double.
 
-    Args:
-        complement: see `OutputColumn`.
-        logits_col: a column more, of logits; `score_col` has their probabilities, if the output is
-            known to be logits.
+    With `logits_col` there are logits as well; of known logits `score_col` has the probabilities.
     """
     rank = 0 if tensor.shape is None else len(tensor.shape)
     if rank > 2 or tensor.dtype == TEXT or not _dims(tensor, rank or 1):

@@ -184,9 +184,6 @@ def fitting(values: Array, dtype: np.dtype[np.generic], where: str, what: str) -
 
     Whole numbers stay what they are. Floats may lose digits, but no finite number becomes infinite,
     and none becomes a number of another kind.
-
-    Args:
-        where: the column, and `what` needs it in that dtype; for the error.
     """
     if values.dtype == dtype:
         return values

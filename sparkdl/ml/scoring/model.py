@@ -117,7 +117,7 @@ class TFModel(
     process of its own loads the model to see its inputs and outputs; no Spark job runs.
 
     Each Python worker of Spark loads the model once and keeps it until it is given another one;
-    where GPUs are fewer than task slots, one process for each GPU does, see `setModelPer`.
+    where tasks share a GPU, one process for each GPU does, see `setModelPer`.
 
     Args:
         tf_args: arguments in the place of unset parameters of the same name.
@@ -305,8 +305,8 @@ class TorchModel(NetworkModel, params=["input_shapes"]):
     those that it names. No Spark job runs.
 
     Columns of floats come as the dtype of the model's parameters, others as their own. Each Python
-    worker of Spark loads the model once and keeps it until it is given another one; where GPUs are
-    fewer than task slots, one process for each GPU does, see `setModelPer`.
+    worker of Spark loads the model once and keeps it until it is given another one; where tasks
+    share a GPU, one process for each GPU does, see `setModelPer`.
 
     `TorchEstimator` and `LightningEstimator` return one that knows its outputs: it gives
     `prediction_col`, as `KerasModel` does.

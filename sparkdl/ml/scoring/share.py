@@ -53,7 +53,6 @@ class Sharing:
     """Whether task slots share a model. Goes to Spark inside the task.
 
     Attributes:
-        model_per: one of `MODEL_PER`.
         cores: of an executor; None for all of its host.
         gpus_per_task: what Spark assigns to a task, `spark.task.resource.gpu.amount`; 0 for none.
     """
@@ -63,16 +62,11 @@ class Sharing:
     gpus_per_task: float = 0.0
 
     def device(self, share: Share | None, seen: Sequence[str]) -> str | None:
-        """Return on which device this task's rows meet those of others.
+        """Return on which device this task's rows meet those of others, of those that are `seen`.
 
-        Args:
-            share: of the task; None outside of tasks.
-            seen: the executor's GPUs, as CUDA_VISIBLE_DEVICES names them.
-
-        Returns:
-            An entry for CUDA_VISIBLE_DEVICES, empty for the CPU; None for a model of the task's
-            own slot. With `auto` that is so on CPUs, where processes side by side are faster, and
-            where each task has a whole GPU.
+        It is an entry for CUDA_VISIBLE_DEVICES, empty for the CPU; None for a model of the task's
+        own slot. With `auto` that is so on CPUs, where processes side by side are faster, and where
+        each task has a whole GPU.
         """
         if self.model_per == "slot" or share is None:
             return None

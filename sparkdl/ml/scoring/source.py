@@ -32,9 +32,8 @@ class Tensor:
         dtype: numpy's name, or `string` for text and bytes; `NUMBER` or `ANY` where it is open.
         shape: the first axis is the rows, None; further ones are None where they vary. None if not
             even their number is known.
-        is_softmax: whether the values of a row are probabilities of classes, as far as the
-            framework says it.
-        is_logits: whether they are logits of classes; likewise.
+        is_softmax, is_logits: whether the values of a row are probabilities or logits of classes,
+            as far as the framework says it.
     """
 
     name: str
@@ -66,7 +65,6 @@ class Signature:
     """A model's inputs and outputs.
 
     Attributes:
-        inputs: the required inputs.
         outputs: empty if they are only known after a run.
         optional: inputs that may be left out.
     """

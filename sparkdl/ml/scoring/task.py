@@ -92,12 +92,7 @@ def _rows_named(first: int, last: int) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """The scoring of a partition's rows. Goes to Spark inside the task.
-
-    Attributes:
-        model: the model's name in errors.
-        inputs: in the order in which their columns come.
-    """
+    """The scoring of a partition's rows; `model` is its name in errors. Goes to Spark."""
 
     source: ModelSource
     model: str
@@ -229,12 +224,7 @@ class Score:
 
 @dataclass(frozen=True)
 class ScoreBatches:
-    """For `mapInArrow`: each row with the outputs' columns appended.
-
-    Attributes:
-        places: of the inputs' columns.
-        kept: places of the columns that are returned, as they came.
-    """
+    """For `mapInArrow`: the columns at the places `kept` as they came, and the outputs'."""
 
     score: Score
     places: tuple[int, ...]
