@@ -179,7 +179,7 @@ def has_sparse(column: pa.Array) -> bool:
 
 
 def dense_vectors(column: pa.Array) -> Array:
-    """Return a column of ML vectors of equal size as float64 [rows, size], sparse ones filled up."""
+    """Return ML vectors of equal size as float64 [rows, size], sparse ones filled up."""
     counts = lengths(column.field("values"))
     is_sparse = column.field("type").to_numpy() == _SPARSE
     sizes = np.where(is_sparse, np.asarray(column.field("size").fill_null(0)), counts)

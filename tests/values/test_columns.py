@@ -265,13 +265,6 @@ def test_lists_of_lists_of_different_lengths_keep_their_depth() -> None:
     assert even_outside[1, 1].tolist() == [4]
 
 
-def test_types_of_64_bits_of_offsets_are_like_the_others() -> None:
-    assert convert(pa.array(["x"], pa.large_string())).tolist() == ["x"]
-    assert convert(pa.array([b"x"], pa.large_binary())).tolist() == [b"x"]
-    ragged = convert(pa.array([[1], []], pa.large_list(pa.int8())))
-    assert [row.tolist() for row in ragged] == [[1], []]
-
-
 def test_times_are_the_time_since_midnight() -> None:
     for kind in (pa.time64("ns"), pa.time64("us"), pa.time32("s")):
         array = convert(pa.array([time(1, 2, 3)], kind))

@@ -13,7 +13,7 @@ from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.inputs import InputColumn
 from sparkdl.ml.scoring.source import source_of
-from sparkdl.ml.scoring.task import Score, ScoreBatches, chunks
+from sparkdl.ml.scoring.task import Score, ScoreBatches
 from tests.ml.conftest import Saved
 
 pytestmark = pytest.mark.tensorflow
@@ -44,12 +44,6 @@ def scored(task: Score, *given: pa.Array) -> list[Any]:
 
 def rows(*values: Any) -> pa.Array:
     return pa.array(values, pa.list_(pa.float32()))
-
-
-def test_batches_are_full_wherever_sparks_end() -> None:
-    pieces = [(pa.array(np.arange(*ends)),) for ends in ((0, 5), (5, 6), (6, 20), (20, 20))]
-    found = [columns[0].to_pylist() for columns in chunks(iter(pieces), 8)]
-    assert found == [list(range(8)), list(range(8, 16)), list(range(16, 20))]
 
 
 def test_null_rows_are_refused_by_default(saved: Saved) -> None:
