@@ -16,7 +16,7 @@ from sparkdl.data.examples import arrow_schema, columns_of
 from sparkdl.ml.estimators.columns import Columns, Task
 from sparkdl.ml.estimators.training import check_schema
 from sparkdl.ml.scoring.columns import mapped_outputs
-from sparkdl.ml.scoring.inputs import InputColumn, input_columns, tensor_values
+from sparkdl.ml.scoring.inputs import InputColumn, input_columns, input_values
 from sparkdl.ml.scoring.source import ANY, Signature, Tensor
 from sparkdl.values.columns import convert
 from sparkdl.values.results import result_columns
@@ -44,7 +44,7 @@ def test_an_output_becomes_a_column_of_its_type_and_is_read_again(
     assert column.type == output.type
     assert schema["y"].dataType == from_arrow_type(output.type)
     assert fits(output.type, dtype, tensor.shape or ())
-    taken = tensor_values(column, InputColumn("y", tensor))
+    taken = input_values((InputColumn("y", tensor),), [column])["y"]
     assert taken.tolist() == array.tolist()
     assert taken.dtype == (object if dtype == "string" else dtype)
 

@@ -9,13 +9,12 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.core.errors import CheckpointError, ConfigError
+from sparkdl.core.errors import CheckpointError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.datasets.keras_epochs import let_epochs_differ
 from sparkdl.frameworks.keras_checkpoint import callback_for
@@ -25,7 +24,6 @@ from sparkdl.ml.estimators.columns import (
     Task,
     by_tensor,
     check_board,
-    check_size,
     check_travels,
     delivered,
     outputs_by_column,
@@ -42,9 +40,9 @@ from sparkdl.ml.estimators.keras_model import (
     weights_nbytes,
     with_softmax,
 )
-from sparkdl.ml.scoring.inputs import check_classes, check_weights, fitting
+from sparkdl.ml.scoring.inputs import check_classes, check_weights, model_input
 from sparkdl.ml.scoring.keras_objects import checked_file, loaded
-from sparkdl.ml.scoring.source import Tensor
+from sparkdl.ml.scoring.source import ANY, Tensor
 from sparkdl.ml.scoring.tensorflow import keras_predictor
 from sparkdl.values.ndarrays import Array
 
@@ -178,25 +176,23 @@ class Fitting:
         """Return the arrays of a batch, with values as they are or of the inputs' dtypes.
 
         Raises:
-            ConfigError: for text in place of numbers, and arrays of other lengths than the input's.
-            FeedTypeError: for a value that does not fit, see `inputs.fitting`, a class that is no
-                whole number, or a weight below 0.
+            FeedTypeError: for a value that does not fit, see `inputs.model_input`, a class that is
+                no whole number, or a weight below 0.
         """
         found = {}
         for name, several in by_tensor(self.inputs).items():
-            tensor, is_part = self.inputs[several[0]], len(several) > 1
-            values = [_values(each, columns[each], tensor, is_part) for each in several]
-            found[f"{_X}{name}"] = _joined(values, tensor)
+            given = {each: columns[each] for each in several}
+            found[f"{_X}{name}"] = model_input(given, self.inputs[several[0]])
         for column in self.classes:
             check_classes(columns[column], column)
         if self.columns.has_plain_label:
             found[_Y] = columns[next(iter(self.columns.labels))]
         for name, several in by_tensor(self.outputs).items():
-            values = [columns[each] for each in several]
-            is_part = len(several) > 1
-            found[f"{_Y}{name}"] = (
-                _joined(values, self.outputs[several[0]]) if is_part else values[0]
-            )
+            label = columns[several[0]]
+            if len(several) > 1:
+                wanted = replace(self.outputs[several[0]], dtype=ANY)
+                label = model_input({each: columns[each] for each in several}, wanted)
+            found[f"{_Y}{name}"] = label
         if weight := self.columns.weight:
             check_weights(columns[weight], weight)
             found[_WEIGHT] = columns[weight]
@@ -211,34 +207,6 @@ def arranged(model: Any, rows: Mapping[str, Any]) -> tuple[Any, Any]:
         as_inputs(model, x) if len(x) > 1 else next(iter(x.values())),
         as_outputs(model, y) if len(y) > 1 else next(iter(y.values())),
     )
-
-
-def _values(column: str, values: Array, tensor: Tensor, is_part: bool) -> Array:
-    """Return a column in the dtype of the model's input."""
-    first = values.reshape(-1)[0] if values.dtype == object and values.size else None
-    is_text = isinstance(first, str | bytes)
-    if first is not None and not is_text:
-        raise ConfigError(
-            f"column {column!r} holds arrays of different lengths; all rows must have as many"
-        )
-    if is_text != (tensor.dtype == "string"):
-        raise ConfigError(
-            f"column {column!r} holds {'text' if is_text else 'numbers'}, and the model's input "
-            f"needs {tensor}. Cast the column, or feed another one"
-        )
-    if not is_part:
-        check_size(column, prod(values.shape[1:]), tensor)
-    if is_text:
-        return values
-    what = f"the model's input {tensor}"
-    return fitting(values, np.dtype(tensor.dtype), f"column {column!r}", what)
-
-
-def _joined(columns: list[Array], tensor: Tensor) -> Array:
-    """Return an input's rows: of a column of any shape, or of several columns of numbers."""
-    values = columns[0] if len(columns) == 1 else np.stack([c.reshape(-1) for c in columns], axis=1)
-    dims = tensor.shape[1:] if tensor.shape else (None,)
-    return values if None in dims else values.reshape(-1, *(n or 0 for n in dims))
 
 
 def _weight(weight: Any, label: Any, class_weight: Mapping[int, float]) -> Any:

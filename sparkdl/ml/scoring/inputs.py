@@ -23,15 +23,10 @@ _WHOLE = "iu"
 
 @dataclass(frozen=True)
 class InputColumn:
-    """A column and the model's input that it feeds.
-
-    Attributes:
-        is_part: a number for each row; those of several columns make the input's rows.
-    """
+    """A column and the model's input that it feeds; numbers of several make an input's rows."""
 
     name: str
     tensor: Tensor
-    is_part: bool = False
 
 
 def named(columns: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
@@ -78,7 +73,7 @@ def input_columns(
             _check(column, schema[column].dataType, tensor)
         if len(columns) > 1:
             check_parts({name: schema[name].dataType for name in columns}, tensor)
-        found += [InputColumn(column, tensor, len(columns) > 1) for column in columns]
+        found += [InputColumn(column, tensor) for column in columns]
     return tuple(found)
 
 
@@ -133,48 +128,47 @@ def valid_rows(column: pa.Array) -> Array | None:
     return found
 
 
-def tensor_values(column: pa.Array, wanted: InputColumn) -> Array:
-    """Return a column without nulls as the model's input takes it: its dtype, its shape."""
-    where = f"column {wanted.name!r}"
-    tensor = replace(wanted.tensor, shape=(None,)) if wanted.is_part else wanted.tensor
-    values = convert(column, None, where)
-    if tensor.dtype != ANY:
-        values = _cast(values, tensor, where)
-    return _shaped(values, tensor, where)
-
-
 def input_values(inputs: Sequence[InputColumn], columns: Sequence[pa.Array]) -> dict[str, Array]:
-    """Return columns without nulls as the model's inputs, by their names.
-
-    Several columns of one input are floats where it takes any numbers, as a matrix of features is.
-    """
-    found: dict[str, list[Array]] = {}
+    """Return columns without nulls as the model's inputs, by their names."""
+    found: dict[str, dict[str, Array]] = {}
     for wanted, column in zip(inputs, columns, strict=True):
-        found.setdefault(wanted.tensor.name, []).append(tensor_values(column, wanted))
-    tensors = {wanted.tensor.name: wanted.tensor for wanted in inputs if wanted.is_part}
-    return {
-        name: _shaped(_stacked(parts, tensors[name]), tensors[name], f"input {name!r}")
-        if name in tensors
-        else parts[0]
-        for name, parts in found.items()
-    }
+        values = convert(column, None, f"column {wanted.name!r}")
+        found.setdefault(wanted.tensor.name, {})[wanted.name] = values
+    tensors = {wanted.tensor.name: wanted.tensor for wanted in inputs}
+    return {name: model_input(parts, tensors[name]) for name, parts in found.items()}
 
 
-def _stacked(parts: list[Array], tensor: Tensor) -> Array:
+def model_input(columns: Mapping[str, Array], tensor: Tensor) -> Array:
+    """Return a model's input in its dtype and shape, for training and scoring alike.
+
+    The numbers of several columns are floats where it takes any, as a matrix of features is.
+    """
+    is_part = len(columns) > 1
+    wanted = replace(tensor, shape=(None,)) if is_part else tensor
+    parts = [_shaped(_cast(x, wanted, f"column {n!r}"), wanted, n) for n, x in columns.items()]
+    if not is_part:
+        return parts[0]
     values = np.stack(parts, axis=1)
-    is_open = tensor.dtype == NUMBER and values.dtype.kind in _WHOLE
-    return values.astype(np.float32) if is_open else values
+    if tensor.dtype == NUMBER and values.dtype.kind in _WHOLE:
+        values = values.astype(np.float32)
+    return _shaped(values, tensor, ", ".join(columns))
 
 
 def _cast(values: Array, tensor: Tensor, where: str) -> Array:
-    if values.dtype == object or tensor.dtype == TEXT:
-        if tensor.dtype == TEXT and values.dtype == object and _is_text(values):
-            return values
+    if tensor.dtype == ANY:
+        return values
+    is_text = values.dtype == object and _is_text(values)
+    if values.dtype == object and not is_text:
         raise FeedTypeError(
-            f"{where} holds arrays of different lengths, or values of another kind, and cannot "
-            f"feed the model's input {tensor}. Make all rows the same length"
+            f"{where} holds arrays of different lengths, and cannot feed the model's input "
+            f"{tensor}. Make all rows the same length"
         )
-    if tensor.dtype == NUMBER:
+    if is_text != (tensor.dtype == TEXT):
+        raise FeedTypeError(
+            f"{where} holds {'text' if is_text else 'numbers'}, and the model's input needs "
+            f"{tensor}. Cast the column, or feed another one"
+        )
+    if is_text or tensor.dtype == NUMBER:
         return values
     return fitting(values, np.dtype(tensor.dtype), where, f"the model's input {tensor}")
 
@@ -220,7 +214,7 @@ def _is_text(values: Array) -> bool:
     return not values.size or isinstance(values.flat[0], str | bytes)
 
 
-def _shaped(values: Array, tensor: Tensor, where: str) -> Array:
+def _shaped(values: Array, tensor: Tensor, column: str) -> Array:
     if tensor.shape is None:
         return values
     own, wanted = values.shape[1:], tensor.shape[1:]
@@ -235,6 +229,6 @@ def _shaped(values: Array, tensor: Tensor, where: str) -> Array:
     if is_alike:
         return values
     raise FeedTypeError(
-        f"{where} holds rows of shape {list(own)}, and the model's input is {tensor}. Give the "
-        "column that shape, or map another one to the input"
+        f"column {column!r} holds rows of shape {list(own)}, and the model's input is {tensor}. "
+        "Give it that shape, or map another one to the input"
     )
