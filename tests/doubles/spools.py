@@ -21,7 +21,7 @@ from sparkdl.feed.store.segment import read_segment
 from sparkdl.feed.transfer.messages import PutAck, PutHeader, PutPiece, Target
 from tests.doubles.feeds import SOON_S, TOKEN
 
-Answer = Literal["store", "give back", "close", "store and close", "fail", "say nothing", "babble"]
+Answer = Literal["store", "close", "store and close", "fail", "say nothing", "babble"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,6 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
     Args:
         answer: says what becomes of a piece; called with the message beside it.
         opening: what becomes of a call, as its first answer says.
-        full_s: how long a piece stays here that is given back.
 
     Attributes:
         spooled: what is stored.
@@ -67,7 +66,6 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
         node_id: int = 0,
         answer: Callable[[PutPiece], Answer] = lambda _: "store",
         opening: Answer = "store",
-        full_s: float = 0.01,
         token: str = TOKEN,
         tls: Tls | None = None,
     ) -> None:
@@ -81,7 +79,7 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
         self.spooled: list[Spooled] = []
         self.seen: list[int] = []
         self.target = Target(node_id, f"worker:{node_id}", f"{scheme}://127.0.0.1:{self.port}")
-        self._opening, self._full_s = opening, full_s
+        self._opening = opening
         self._changed = threading.Condition()
         self._is_over = threading.Event()
         self._fds = FdReceiver(token)
@@ -121,8 +119,6 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
                 batch = self._descriptor(piece.key) if piece.key else chunk.data
                 assert batch.num_rows == piece.rows
                 self.spooled.append(Spooled(header, piece.ranges, batch, bool(piece.key)))
-            elif answer == "give back":
-                self._is_over.wait(self._full_s)
             self._acknowledge(writer, answer)
 
     def _acknowledge(

@@ -28,8 +28,8 @@ from sparkdl.feed.store.segment import (
     write_segment,
 )
 
-_FULL_WAIT_S = 1.0
-"""How long an append waits for room at once: what waits may have become unwanted."""
+_PRESS_AGAIN_S = 1.0
+"""How often what waits for room asks for it: a feed that could not release rows may be able to."""
 _OTHER_DESCRIPTORS = 256
 """Descriptors that the agent, or the child with its framework, needs beside segments."""
 _MAX_SEGMENTS = 30_000
@@ -105,7 +105,7 @@ class Budget:
     def num_segments(self) -> int:
         return self._segments.total()
 
-    def acquire(self, use: Use, feed: str, nbytes: int, may_spill: Callable[[], bool]) -> Room:
+    def acquire(self, use: Use, feed: str, nbytes: int, may_spill: bool) -> Room:
         """Reserve room for a segment, if there is some."""
         with self.lock:
             room = self._room(use, feed, nbytes, may_spill)
@@ -119,7 +119,7 @@ class Budget:
         # do not help it.
         if not self._fits(nbytes):
             self._on_pressure()
-        self.lock.wait(deadline.wait_s)
+        self.lock.wait(min(deadline.remaining_s, _PRESS_AGAIN_S))
 
     def move(self, segment: StoredSegment, before: Use, use: Use, segments: int = 1) -> None:
         """Hold a segment for another use, without waiting.
@@ -160,7 +160,7 @@ class Budget:
             self._nbytes[use] += nbytes
         self.lock.notify_all()
 
-    def _room(self, use: Use, feed: str, nbytes: int, may_spill: Callable[[], bool]) -> Room:
+    def _room(self, use: Use, feed: str, nbytes: int, may_spill: bool) -> Room:
         is_first = not self._segments[use, feed]
         may_stay = True
         # Descriptors are halved as bytes are. Assigned rows need the other half.
@@ -170,14 +170,14 @@ class Budget:
                 return Room.FULL
             may_stay = self._nbytes[use] + nbytes <= self.limit_nbytes // 2
         # Retained segments are evicted before anything is written to disk.
-        while not self._fits(nbytes) and (may_stay or may_spill()) and self.retained.evict():
+        while not self._fits(nbytes) and (may_stay or may_spill) and self.retained.evict():
             pass
         if may_stay and (is_first or self._fits(nbytes)):
             return Room.MEMORY
         # Where a spool alone is full, nodes will be assigned its rows: no need for the disk.
         has_descriptors = self.num_segments < self.limit_segments
         is_full = self.used_nbytes + nbytes > self.limit_nbytes
-        if has_descriptors and is_full and may_spill() and self._fits_on_disk(nbytes):
+        if has_descriptors and is_full and may_spill and self._fits_on_disk(nbytes):
             return Room.DISK
         return Room.FULL
 
@@ -226,7 +226,7 @@ class RetainedSegments:
 class Appended(Enum):
     STORED = "stored"
     FULL = "full"
-    """There was no room in time; it may be tried again."""
+    """There was no room in time."""
     CLOSED = "closed"
     """No more rows of this epoch are taken."""
 
@@ -280,24 +280,17 @@ class HeldSegments(ABC):
         nbytes, rows = segment_nbytes(batch), batch.num_rows
         return self._store(nbytes, rows, request, write, deadline)
 
-    def adopt(self, fd: int, rows: int, deadline: Deadline, request: AppendRequest) -> Appended:
-        """Take a segment of `rows` rows that is in memory; `fd` is closed."""
+    def adopt(self, fd: int, rows: int, request: AppendRequest) -> Appended:
+        """Take a segment of `rows` rows that is in memory, once there is room; `fd` is closed."""
 
         def write(folder: Path | None) -> int:
             check_segment(fd, rows)
             return os.dup(fd) if folder is None else write_segment(read_segment(fd), folder)[0]
 
         try:
-            return self._store(os.fstat(fd).st_size, rows, request, write, deadline)
+            return self._store(os.fstat(fd).st_size, rows, request, write, Deadline.after(None))
         finally:
             os.close(fd)
-
-    def append_in_time(self, batch: pa.RecordBatch, request: AppendRequest) -> bool:
-        """Append rows that can go nowhere else, however long there is no room; return if wanted."""
-        outcome = Appended.FULL
-        while outcome is Appended.FULL:
-            outcome = self.append(batch, Deadline.after(_FULL_WAIT_S), request)
-        return outcome is Appended.STORED
 
     # The lock is held.
 
@@ -331,36 +324,35 @@ class HeldSegments(ABC):
         deadline: Deadline,
     ) -> Appended:
         budget = self._budget
-        room = self._wait_for_room(nbytes, deadline, request)
-        if room is None or room is Room.FULL:
-            return Appended.CLOSED if room is None else Appended.FULL
-        is_on_disk, is_stored, fd = room is Room.DISK, False, -1
-        try:
-            # Written without the lock, which others want meanwhile: the rows may be unwanted then.
-            fd = write(budget.folder if is_on_disk else None)
-            with budget.lock:
-                if self._wants(request):
-                    segment = StoredSegment(
-                        *(self.feed, -1, request.epoch, rows, nbytes, fd),
-                        *(request.exchange, request.is_last, is_on_disk),
-                        spans=request.spans,
-                        run=request.run,
-                    )
-                    self._enter(segment)
-                    is_stored = True
-        except OSError:
-            if not is_on_disk or fd >= 0:
-                raise
-            # A full disk is like a full budget: the rows are tried again, and wait for memory
-            # then.
-            budget.note_full_disk(nbytes)
-            return Appended.FULL
-        finally:
-            if not is_stored:
-                if fd >= 0:
-                    os.close(fd)
-                budget.release(self._use, self.feed, nbytes, is_on_disk)
-        return Appended.STORED if is_stored else Appended.CLOSED
+        while True:
+            room = self._wait_for_room(nbytes, deadline, request)
+            if room is None or room is Room.FULL:
+                return Appended.CLOSED if room is None else Appended.FULL
+            is_on_disk, is_stored, fd = room is Room.DISK, False, -1
+            try:
+                # Written without the lock, which others want meanwhile: the rows may be unwanted
+                # then.
+                fd = write(budget.folder if is_on_disk else None)
+                with budget.lock:
+                    if self._wants(request):
+                        segment = StoredSegment(
+                            *(self.feed, -1, request.epoch, rows, nbytes, fd),
+                            *(request.exchange, request.is_last, is_on_disk),
+                            spans=request.spans,
+                            run=request.run,
+                        )
+                        self._enter(segment)
+                        is_stored = True
+                return Appended.STORED if is_stored else Appended.CLOSED
+            except OSError:
+                if not is_on_disk or fd >= 0:
+                    raise
+                budget.note_full_disk(nbytes)  # the rows wait for memory now
+            finally:
+                if not is_stored:
+                    if fd >= 0:
+                        os.close(fd)
+                    budget.release(self._use, self.feed, nbytes, is_on_disk)
 
     def _wait_for_room(
         self, nbytes: int, deadline: Deadline, request: AppendRequest
@@ -369,9 +361,7 @@ class HeldSegments(ABC):
         budget = self._budget
         with budget.lock:
             while self._wants(request):
-                room = budget.acquire(
-                    self._use, self.feed, nbytes, lambda: self._may_spill(request)
-                )
+                room = budget.acquire(self._use, self.feed, nbytes, self._may_spill(request))
                 if room is not Room.FULL or deadline.has_passed:
                     return room
                 # With `shuffle="global"` the driver deals rows once all are here. A full spool

@@ -16,8 +16,6 @@ import os
 import queue
 import socket
 import threading
-import time
-from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -68,8 +66,6 @@ FED_SCHEMA = "partition long, rows long, rows_refused long, num_rows long"
 """Spark schema of what `FeedDataFrame` returns: one `FedPartition` a partition."""
 WINDOW = 2
 """Pieces that are not acknowledged: the agent stores one while the next one travels."""
-_PAUSE_S = 0.2
-"""How long a piece that was given back waits before it is sent again."""
 _END_S = 1.0
 _STUCK_S = 5.0
 """How long a write may take to fail once its call is over; it alone knows why."""
@@ -113,8 +109,6 @@ class PutStream:
     """The stream of one partition to one agent.
 
         put ──▶ waiting ──▶ unacknowledged, at most WINDOW ──▶ stored
-                   ▲                      │
-                   └───── given back ─────┘ by a full agent; the lowest row goes first
 
     Of each call one thread writes, another reads acknowledgements. The caller of `put` never writes
     to the socket itself. While a socket takes no bytes (a frozen agent, a cut link), gRPC ends a
@@ -140,7 +134,6 @@ class PutStream:
         self._problem = ""
         self._waiting: list[Piece] = []
         self._unacknowledged: deque[Piece] = deque()
-        self._heard_s = self._resume_s = 0.0
         self._deadline = Deadline.after(spec.timeout_s)
         self._client: flight.FlightClient | None = None
         self._schema: pa.Schema | None = None
@@ -164,7 +157,7 @@ class PutStream:
         self._send_until(lambda: self.is_closed or not self._waiting)
 
     def flush(self) -> None:
-        """Wait until each piece is stored or, if the stream is closed, given back."""
+        """Wait until each piece is stored or, if the stream is closed, refused."""
         self._send_until(lambda: not self._unacknowledged and (self.is_closed or not self._waiting))
 
     def cancel(self) -> None:
@@ -190,10 +183,6 @@ class PutStream:
                     return
                 piece = self._waiting[0]
                 if is_open := piece.batch.schema == self._schema:
-                    # The silence of an agent begins when it owes an answer: before, it had nothing
-                    # to say.
-                    if not self._unacknowledged:
-                        self._heard_s = time.monotonic()
                     self._unacknowledged.append(self._waiting.pop(0))
             if is_open:
                 assert self._call is not None
@@ -203,8 +192,7 @@ class PutStream:
 
     def _may_send(self) -> bool:
         """Whether the first piece that waits may go, or a call for its schema begin."""
-        is_pausing = time.monotonic() < self._resume_s
-        if not self._waiting or self._phase is not Phase.READY or is_pausing:
+        if not self._waiting or self._phase is not Phase.READY:
             return False
         is_open = self._waiting[0].batch.schema == self._schema
         # Another schema needs another call, and that begins once the last call has no piece left.
@@ -221,15 +209,14 @@ class PutStream:
             raise FeedTimeoutError(
                 f"{name} stored no row of feed {self._spec.feed!r} for {timeout_s:g} s: {_FULL}"
             )
-        pause_s, left_s = self._resume_s - time.monotonic(), self._deadline.remaining_s
-        self._changed.wait(min(left_s, pause_s) if pause_s > 0 else left_s)
+        self._changed.wait(self._deadline.remaining_s)
 
     def _begin_call(self, schema: pa.Schema) -> None:
         """Begin a call for batches of a schema; the first acknowledgement comes at once."""
         self._end_call()
         self._client = self._client or self._spec.connect(self.target.uri)
         with self._changed:
-            self._phase, self._heard_s, self._schema = Phase.OPENING, time.monotonic(), schema
+            self._phase, self._schema = Phase.OPENING, schema
             self._call = call = _Call()
         name = f"sparkdl-puts-{self.target.name}"
         args = (self._client, schema, call)
@@ -299,7 +286,6 @@ class PutStream:
         with self._changed:
             if self._call is not call or self._phase is Phase.BROKEN:  # closed or cancelled before
                 return
-            self._heard_s = time.monotonic()
             if self._phase is Phase.OPENING:
                 self._phase = Phase.READY
                 # None where the agent is on another machine, or in another network namespace.
@@ -309,14 +295,9 @@ class PutStream:
                 piece = self._unacknowledged.popleft()
                 if ack.accepted:
                     self.rows_stored += piece.batch.num_rows
-                    # Only stored rows extend the time: an agent that gives pieces back makes no
-                    # progress.
                     self._deadline = Deadline.after(self._spec.timeout_s)
-                else:
-                    # Pieces behind it may wait already. The lowest row goes first, as the
-                    # partition has it.
-                    insort(self._waiting, piece, key=lambda each: each.ranges)
-                    self._resume_s = self._heard_s + _PAUSE_S
+                else:  # and none behind it will be: `closed` is true
+                    self._waiting.append(piece)
             if ack.closed:
                 self._phase = Phase.CLOSED
             self._changed.notify_all()

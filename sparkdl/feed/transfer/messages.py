@@ -178,7 +178,7 @@ class PutAck(msgspec.Struct, frozen=True):
     """The answer to a batch.
 
     Attributes:
-        accepted: whether this batch is here now.
+        accepted: whether this batch is here now; otherwise it was refused.
         closed: whether no more rows of this epoch are wanted.
         fd_socket: in the first answer, where feeders on the same machine send descriptors to.
     """

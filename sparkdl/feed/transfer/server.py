@@ -1,8 +1,8 @@
 """The Arrow Flight server of an agent: rows come in, results go out.
 
 `DoPut` appends to a spool. The descriptor's command is a `PutHeader`; each batch comes with a
-`PutPiece`; the server answers once at the start and then once per batch with a `PutAck`, within
-`FULL_WAIT_S`. `DoGet` sends the rows of a `FetchTicket` to another agent, their assignee.
+`PutPiece`; the server answers once at the start and then once per batch with a `PutAck`, when the
+batch has found room. `DoGet` sends the rows of a `FetchTicket` to another agent, their assignee.
 `DoAction` frees them once they have arrived there. `DoExchange` is one inference partition: batches
 in, and for each one or more one-column batches (`ipc`: binary) back, whose value is an Arrow IPC
 stream of encoded result rows. Every call carries the cluster's token (`authorization: Bearer …`),
@@ -48,8 +48,6 @@ from sparkdl.values.batches import join
 
 _FD_WAIT_S = 10.0
 """How long to wait for a descriptor, which was sent before its segment was announced."""
-FULL_WAIT_S = 1.0
-"""How long a full agent keeps a batch before it gives it back: an answer is due."""
 _CALLS_END_S = 1.0
 """How long calls may end in order at the shutdown, before their connections are shut down."""
 
@@ -132,13 +130,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if count_rows(piece.ranges) != rows:
             raise ProtocolError(f"a piece of {rows} rows whose numbers are {piece.ranges}")
         if batch is not None:
-            return spool.append(batch, Deadline.after(FULL_WAIT_S), request)
-        try:
-            fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
-        except OSError:
-            # No descriptor was left here. The feeder sends the piece again, instead of failing.
-            return Appended.FULL
-        return spool.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)
+            return spool.append(batch, Deadline.after(None), request)
+        fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
+        return spool.adopt(fd, piece.rows, request)
 
     def do_get(
         self, context: flight.ServerCallContext, ticket: flight.Ticket
