@@ -35,7 +35,7 @@ BATCH = numbers(0, 10)
 WORDS = pa.record_batch({"s": ["a", None, "ccc"], "l": [[1], [], [2, 3]]})
 PUT = [
     msgspec.json.encode(PutHeader("input", 0, "run", 0)),
-    msgspec.json.encode(PutHeader("other", 3, "run", 2, 0, 5, keep=True)),
+    msgspec.json.encode(PutHeader("other", 3, "run", 2, 5, keep=True)),
     msgspec.json.encode(PutHeader("input", 0, "run", 0, generation=7)),
 ]
 PIECES = [

@@ -308,14 +308,11 @@ class PutStream:
         try:
             yield
         except Exception as error:  # noqa: BLE001 (the thread that puts raises it)
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        is_unreachable = isinstance(error, (flight.FlightUnavailableError, OSError))
-        # An agent that answered before is reachable at its address, so the hint would mislead.
-        is_new = self._phase is Phase.OPENING and not self.rows_stored
-        hint = _UNREACHABLE if is_unreachable and is_new else ""
-        self._break(f"{self.target.name}: {flight_reason(error)}{hint}", is_unreachable)
+            is_unreachable = isinstance(error, (flight.FlightUnavailableError, OSError))
+            # An agent that answered before is reachable at its address, so the hint would mislead.
+            is_new = self._phase is Phase.OPENING and not self.rows_stored
+            hint = _UNREACHABLE if is_unreachable and is_new else ""
+            self._break(f"{self.target.name}: {flight_reason(error)}{hint}", is_unreachable)
 
     def _break(self, problem: str, is_unreachable: bool = False) -> None:
         """Note why the stream cannot go on, unless it need not; the first reason counts."""
@@ -337,7 +334,7 @@ class Feeder:
         self._partition = partition
         header = PutHeader(
             *(spec.feed, spec.epoch, spec.run, partition),
-            *(spec.generation, spec.last_epoch, spec.keep),
+            *(spec.generation, spec.keep),
         )
         self._stream = PutStream(near_target(spec.targets, partition), header, spec)
         self._done = merge_ranges(spec.done.get(partition, ()))
@@ -423,20 +420,14 @@ def near_target(
     return near[partition // len(hosts) % len(near)]
 
 
-def _binds(one: socket.socket, address: Any) -> bool:
-    with suppress(OSError):
-        one.bind(address)
-        return True
-    return False
-
-
 def _is_here(host: str) -> bool:
     """Whether an address is one of this machine's: only those can be bound."""
     with suppress(OSError):
         # No packet is sent and no port is taken: a bind alone shows whose address it is.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            return _binds(probe, (host, 0))
+            probe.bind((host, 0))
+            return True
     return False
 
 

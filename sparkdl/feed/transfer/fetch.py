@@ -26,9 +26,6 @@ from sparkdl.feed.transfer.messages import (
     flight_reason,
 )
 
-_CALL_S = 10.0
-"""How long a call may take at first. It gets twice as long after each time that it was too short:
-a slow network is no reason to begin again for ever."""
 _PAUSE_S = 0.5
 _BROKEN = (
     flight.FlightUnavailableError,
@@ -166,8 +163,7 @@ class Fetcher(threading.Thread):
             FeedTimeoutError: if nothing came within `patience_s`.
             pyarrow.ArrowException: if the holder refuses.
         """
-        holder, timeout_s = fetches[0][0].holder, _CALL_S
-        uri = fetches[0][1].uris[holder]
+        uri = fetches[0][1].uris[fetches[0][0].holder]
         windows = tuple((grant.number, grant.skip, grant.rows) for grant, _ in fetches)
         what = FetchTicket(self._log.feed, self._generation, self._call_nbytes, windows)
         ticket = msgspec.json.encode(what)
@@ -177,11 +173,8 @@ class Fetcher(threading.Thread):
                 client = self._clients.get(uri)
                 if client is None:
                     client = self._clients[uri] = self._peers.spec.connect(uri)
-                options = self._peers.spec.options(min(timeout_s, deadline.remaining_s))
-                return call(client, ticket, options)
+                return call(client, ticket, self._peers.spec.options(deadline.remaining_s))
             except _BROKEN as error:
-                if isinstance(error, flight.FlightTimedOutError):
-                    timeout_s *= 2
                 if broken := self._clients.pop(uri, None):
                     broken.close()
                 reason = flight_reason(error)

@@ -42,12 +42,7 @@ from sparkdl.feed.transfer.messages import (
 from sparkdl.values.results import result_columns
 from sparkdl.values.rows import encode_rows, rows
 
-REOPEN_WAIT_S = 10.0
-"""How long to retry when no node can be reached."""
 _ASK_AGAIN_S = 0.5
-_SILENCE_FACTOR = 2.0
-_SILENCE_MARGIN_S = 10.0
-"""A node reports missing results itself; longer silence means that the network is gone."""
 _LOOK_S = 2.0
 """How often to check that the host of a node that owes results is alive."""
 
@@ -156,7 +151,7 @@ def exchange(
             yield from call.results(itertools.chain([first], rows))
         except FeederError as error:
             if not Code.WRONG_ANSWER.is_in(error):
-                _raise_cause(spec, error, is_final=True)
+                _raise_cause(spec, error)
             raise
 
 
@@ -164,11 +159,7 @@ def _open(spec: FeedSpec, name: str, target: Target, clients: ExitStack) -> _Cal
     """Return a call that a node has taken, the first of which is `target`."""
     nodes = [target, *(node for node in spec.targets if node != target)]
     patience = Deadline.after(min(spec.patience_s, spec.timeout_s))
-    unreachable = Deadline.after(min(REOPEN_WAIT_S, spec.patience_s, spec.timeout_s))
-    is_there = False  # some node, though it may take no rows
     for tries in itertools.count():
-        if tries % len(nodes) == 0:
-            is_there = False
         call = _Call(spec, f"{name}.{tries}" if tries else name, nodes[tries % len(nodes)])
         try:
             with ExitStack() as own:
@@ -178,13 +169,12 @@ def _open(spec: FeedSpec, name: str, target: Target, clients: ExitStack) -> _Cal
         except FeederError as error:
             if Code.CLUSTER_FAILED.is_in(error):
                 raise
-            is_there = is_there or not isinstance(error.__cause__, flight.FlightUnavailableError)
             # A pause only after all nodes have been asked.
             if (tries + 1) % len(nodes) == 0:
-                deadline = patience if is_there else unreachable
-                if deadline.has_passed or (not is_there and tries < len(nodes)):
-                    _raise_cause(spec, error, is_final=deadline.has_passed)
-                threading.Event().wait(min(_ASK_AGAIN_S, deadline.remaining_s))
+                _raise_cause(spec, error)
+                if patience.has_passed:
+                    raise
+                threading.Event().wait(min(_ASK_AGAIN_S, patience.remaining_s))
     raise AssertionError("unreachable: the loop has no end")
 
 
@@ -284,7 +274,8 @@ class _Call:
 
     def _watch(self) -> None:
         """End the call once its host is gone, or answers are later than the node itself allows."""
-        limit_s = self._spec.timeout_s * _SILENCE_FACTOR + _SILENCE_MARGIN_S
+        # A node reports missing results itself; longer silence means that the network is gone.
+        limit_s = 2 * self._spec.timeout_s
         silent_since_s = None
         while True:
             with self._changed:
@@ -312,25 +303,22 @@ class _Call:
         return FeederError(f"inference at {self._target.name} failed: {flight_reason(cause)}")
 
 
-def _raise_cause(spec: FeedSpec, error: FeederError, is_final: bool) -> None:
-    """Raise the cluster's end, if that is why no node answers; the error itself, if final."""
-    if spec.coordinator:
-        try:
-            cause = fetch_cause(spec.coordinator, spec.token, spec.trust)
-        except OSError:
-            if is_final:
-                raise FeederError(f"{SHUT_DOWN} ({error.args[0]})") from error
-            return
-        if cause is None:
-            raise FeederError(
-                f"map_fun has returned on every node, and none answers any more ({error.args[0]})"
-            ) from error
-        if cause:
-            raise FeederError(
-                f"{Code.CLUSTER_FAILED} the cluster has failed: {cause} ({error.args[0]})"
-            ) from error
-    if is_final:
-        raise error
+def _raise_cause(spec: FeedSpec, error: FeederError) -> None:
+    """Raise the cluster's end, if that is why no node answers."""
+    if not spec.coordinator:
+        return
+    try:
+        cause = fetch_cause(spec.coordinator, spec.token, spec.trust)
+    except OSError:
+        raise FeederError(f"{SHUT_DOWN} ({error.args[0]})") from error
+    if cause is None:
+        raise FeederError(
+            f"map_fun has returned on every node, and none answers any more ({error.args[0]})"
+        ) from error
+    if cause:
+        raise FeederError(
+            f"{Code.CLUSTER_FAILED} the cluster has failed: {cause} ({error.args[0]})"
+        ) from error
 
 
 def _rows_of(data: bytes) -> int:

@@ -170,7 +170,6 @@ class PutHeader(msgspec.Struct, frozen=True):
     run: str
     partition: Count
     generation: Count = 0
-    last_epoch: Count = 0
     keep: bool = False
 
 

@@ -103,8 +103,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         header = _decode(descriptor.command, PutHeader)
         spool = self._store.spool(header.feed, header.generation)
-        if not spool.is_closed:
-            self._store.log(header.feed).expect(header.last_epoch)
         # Answered before any batch: the feeder learns where to send descriptors, or to send
         # nothing.
         first = PutAck(True, not spool.takes(header.epoch), self._fd_receiver.name)

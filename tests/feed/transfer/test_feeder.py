@@ -90,14 +90,14 @@ def test_rows_are_stored_once_each_in_their_order(
     if not is_near:
         monkeypatch.setattr(FdSender, "connect", lambda name, token: None)
     with SpoolServer() as node:
-        spec = replace(order([node.target]), generation=3, last_epoch=2, keep=True)
+        spec = replace(order([node.target]), generation=3, keep=True)
         fed = Feeder(spec, 4).feed(batches(1001, 100))
         assert fed == FedPartition(4, 1001, 0, 1001)
         assert node.values == list(range(1001))
         assert [piece.rows[0] for piece in node.spooled] == list(range(0, 1001, 100))
         assert {piece.is_descriptor for piece in node.spooled} == {is_near}
         assert {piece.header for piece in node.spooled} == {
-            PutHeader(FEED, 0, "run", 4, 3, 2, keep=True)
+            PutHeader(FEED, 0, "run", 4, 3, keep=True)
         }
 
 
