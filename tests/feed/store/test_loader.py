@@ -14,7 +14,7 @@ from sparkdl.control.messages import FeedBegin, FeedCut, ReadShare
 from sparkdl.control.rows import FeedCount, Share
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.storage.parquet.source import list_files
-from tests.doubles.feeds import FEED, LevelDriver, LocalNode, values
+from tests.doubles.feeds import FEED, LevelDriver, LocalNode
 
 ROWS = 2000
 LITTLE = 1 << 16
@@ -57,17 +57,6 @@ def wait_for(node: LocalNode, is_it: Callable[[FeedCount], bool]) -> FeedCount:
 
     node.wait_told(look)
     return found[-1]
-
-
-def test_share_is_read_and_told_once_all_is_there(folder: Path) -> None:
-    with LocalNode() as node:
-        read(node, share_of(folder))
-        node.wait_received(ROWS)
-        cut(node)
-        count = wait_for(node, lambda c: c.cut.epoch == 0)
-        assert (count.cut.rows, count.problem) == (ROWS, "")
-        node.end_epoch(0, {0: ROWS})
-        assert values(node.reader()) == list(range(ROWS))
 
 
 def test_problem_with_a_file_is_told_and_the_next_pass_is_not_blamed(folder: Path) -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sparkdl.control.rows import EpochCount, EpochRows
 from sparkdl.core.deadline import Deadline
@@ -171,29 +169,7 @@ def test_disk_that_is_full_before_its_time_counts_as_full(tmp_path: Path) -> Non
 # segments
 
 
-def test_segments_are_anonymous_and_their_descriptors_go() -> None:
-    before = descriptors()
-    with open_log(1 << 30) as it:
-        for _ in range(5):
-            assert it.append() is STORED
-        assert len(descriptors() - before) == 5
-        for name in descriptors() - before:
-            assert os.fstat(int(name)).st_nlink == 0
-        it.log.release([0, 1])
-        assert len(descriptors() - before) == 3
-    assert descriptors() == before
-
-
 # rows that were read, by segment, become rows by partition until a checkpoint covers them
-
-
-def test_rows_are_told_by_the_epoch_that_read_them_and_merged() -> None:
-    provenance = Provenance()
-    provenance.add(0, 0, ((0, 0, 10),))
-    provenance.add(1, 0, ((0, 10, 15), (1, 0, 5)))
-    used: EpochRows = {0: {0: ((0, 10),), 1: ((0, 7),)}, 1: {0: ((2, 4), (6, 8)), 9: ((0, 1),)}}
-    assert provenance.rows(used) == {0: {0: ((0, 15),), 1: ((0, 2),)}, 1: {0: ((2, 4), (6, 8))}}
-    assert provenance.rows({}, dropped_to=0) == {0: {0: ((0, 15),), 1: ((0, 5),)}}
 
 
 def test_provenance_stays_until_the_last_epoch_that_reads_the_segment_is_forgotten() -> None:
@@ -209,30 +185,3 @@ def test_provenance_stays_until_the_last_epoch_that_reads_the_segment_is_forgott
 
 
 # any sequence
-
-
-@given(
-    st.integers(1, 5 * NBYTES),
-    st.lists(st.one_of(st.integers(1, 400), st.just("release")), max_size=30),
-)
-def test_bytes_stay_within_the_budget(limit_nbytes: int, steps: list[int | str]) -> None:
-    with open_log(limit_nbytes) as it:
-        held: list[StoredSegment] = []
-        for step in steps:
-            if isinstance(step, str):
-                for segment in held[:1]:
-                    it.log.release([segment.number])
-                held = held[1:]
-                continue
-            batch = numbers(0, step)
-            used = sum(segment.nbytes for segment in held)
-            fits = not held or used + segment_nbytes(batch) <= limit_nbytes
-            if fits:
-                assert it.append(batch) is STORED
-                held.append(it.segments[-1])
-            else:
-                assert it.append(batch, timeout_s=0.0) is Appended.FULL
-            used = sum(segment.nbytes for segment in held)
-            assert it.budget.used_nbytes == used
-            assert used <= limit_nbytes or len(held) == 1
-    assert it.budget.used_nbytes == 0

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.core.errors import InferenceError
 from sparkdl.feed.store.session import Exchange, Session
 from tests.doubles.feeds import SOON_S, Running
 
@@ -31,25 +28,6 @@ def test_session_knows_what_is_owed_and_since_when(steps: list[tuple[str, int]])
         assert not session.is_over
     session.is_through = True
     assert session.is_over == (not owed)
-
-
-def test_failure_ends_the_wait() -> None:
-    exchange = Exchange("0.a")
-    exchange.expect(1)
-    raised: list[str] = []
-
-    def wait() -> None:
-        try:
-            list(exchange.results(SOON_S))
-        except InferenceError as error:
-            raised.append(str(error))
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    exchange.fail("the child has died")
-    exchange.fail("a later reason")
-    waiting.join(SOON_S)
-    assert raised == ["the child has died"]
 
 
 def test_time_until_more_rows_come_does_not_count() -> None:

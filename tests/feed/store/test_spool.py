@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -68,10 +69,27 @@ class Node:
         request = AppendRequest(epoch, keep=keep, spans=((part, start, start + rows),), run="run")
         return self.store.spool(FEED).append(batch, Deadline.after(timeout_s), request)
 
-    def append(self, rows: int = 100, timeout_s: float = 0.0) -> Appended:
+    def append(
+        self,
+        start: int = 0,
+        stop: int = 100,
+        timeout_s: float = 0.0,
+        epoch: int = 0,
+        run: str = "run",
+    ) -> Appended:
         """Do what a thread does that fetches or reads."""
-        request = AppendRequest(spans=((9, 0, rows),), run="run")
-        return self.store.log(FEED).append(numbers(0, rows), Deadline.after(timeout_s), request)
+        request = AppendRequest(epoch, spans=((9, start, stop),), run=run)
+        batch = numbers(start, stop)
+        return self.store.log(FEED).append(batch, Deadline.after(timeout_s), request)
+
+    def end_child(self) -> None:
+        """Begin a new generation."""
+        self.store.close("the child has died")
+        self.store.reopen(self.store.generation + 1)
+
+    def found(self, run: str = "run") -> list[tuple[int, int]]:
+        """Return which rows of a job are found again: the first row, how many."""
+        return sorted((lot.start, lot.rows) for lot in self.store.recall(FEED, 0, run))
 
     @property
     def used(self) -> tuple[int, int, int]:
@@ -117,8 +135,7 @@ def test_rows_that_a_child_was_to_have_when_it_died_are_the_next_ones() -> None:
         it.store.close("the child has died")
         it.store.grant(FEED, 0, 0, 60)
         it.store.reopen(1)
-        found = sorted((lot.start, lot.rows) for lot in it.store.recall(FEED, 0, "run"))
-        assert found == [(0, 60), (60, 40)]
+        assert it.found() == [(0, 60), (60, 40)]
 
 
 # room
@@ -137,49 +154,7 @@ def test_spool_takes_half_of_the_memory_and_does_not_lock_out_the_log() -> None:
         assert waiting.result() is STORED
 
 
-def test_feed_without_a_segment_may_always_have_one_in_the_spool_and_one_in_the_log() -> None:
-    with node(1) as it:
-        assert [it.bring(), it.append(), it.bring(), it.append()] == [
-            *(STORED, STORED),
-            *(Appended.FULL, Appended.FULL),
-        ]
-
-
-def test_spooled_rows_move_to_a_full_log_without_waiting() -> None:
-    with node(2 * NBYTES) as it:
-        assert [it.bring(), it.append(), it.append()] == [STORED, STORED, Appended.FULL]
-        it.store.grant(FEED, 0, 0, 100)
-        assert it.used == (2 * NBYTES, 0, 2)
-        assert it.bring() is STORED, "the first in the spool"
-
-
 # restarts
-
-
-def test_rows_of_a_job_are_spooled_again_for_the_next_child() -> None:
-    with node(keeps=True) as it:
-        for part in range(3):
-            it.bring(part)
-        it.store.grant(FEED, 0, 0, 40)  # read
-        it.store.grant(FEED, 1, 0, 100)  # not read
-        it.store.spool(FEED).free(0, 90, 10)  # another node has them
-        it.store.log(FEED).release([0])
-        it.store.close("the child has died")
-        it.store.reopen(1)
-        assert it.used == (it.used[0], 0, 4)
-        assert it.store.recall(FEED, 5, "another run") == []
-        lots = it.store.recall(FEED, 5, "run")
-        found = sorted((lot.partition, lot.start, lot.rows) for lot in lots)
-        assert found == [(0, 0, 40), (0, 40, 50), (1, 0, 100), (2, 0, 100)]
-        it.segments.clear()
-        for lot in lots:
-            it.store.grant(FEED, lot.number, 0, lot.rows)
-        assert {segment.epoch for segment in it.segments} == {5}
-        assert sorted(x for segment in it.segments for x in xs(segment)) == [
-            *range(90),
-            *range(APART, APART + 100),
-            *range(2 * APART, 2 * APART + 100),
-        ]
 
 
 def test_rows_that_come_again_are_retained_until_none_do() -> None:
@@ -198,6 +173,61 @@ def test_rows_that_come_again_are_retained_until_none_do() -> None:
         it.store.grant(FEED, lot.number, 60, 40)
         log.release([2])
         assert it.used == (0, 0, 0)
+
+
+def test_what_was_read_makes_room_at_once_the_oldest_first() -> None:
+    with node(3 * NBYTES, keeps=True) as it:
+        for start in (0, 100, 200):
+            it.append(start, start + 100)
+        it.store.log(FEED).release([0, 1])
+        assert it.used == (3 * NBYTES, 0, 3)
+        assert it.append(300, 400) is STORED
+        assert it.used == (3 * NBYTES, 0, 3)
+        it.end_child()
+        assert it.found() == [(100, 100), (200, 100), (300, 100)]
+
+
+def test_what_a_checkpoint_covers_is_kept_no_longer() -> None:
+    with node(keeps=True) as it:
+        log = it.store.log(FEED)
+        it.append(0, 10)
+        log.settle(1)  # epochs 0 and 1 read it
+        it.append(10, 20, epoch=2, run="later")
+        log.release([0, 1])
+        log.forget(1)
+        assert it.store.budget.num_segments == 2
+        log.forget(2)
+        assert it.store.budget.num_segments == 1
+        it.end_child()
+        it.store.log(FEED).forget(9)  # of the next generation's epochs
+        assert it.found("later") == [(10, 10)]
+
+
+def test_what_a_checkpoint_covers_before_it_is_released_is_not_kept_at_all() -> None:
+    """The last batch of an epoch may be covered while the epoch is not over at the child."""
+    with node(keeps=True) as it:
+        it.append(0, 10)
+        it.append(10, 20, epoch=1)
+        it.store.log(FEED).settle(0)
+        it.store.log(FEED).forget(1)
+        it.store.log(FEED).release([0, 1])
+        assert it.store.budget.num_segments == 1
+        it.end_child()
+        assert it.found() == [(10, 10)]
+
+
+@pytest.mark.parametrize("by", ["another job", "terminate", "exchange", "files"])
+def test_rows_that_nobody_wants_again_are_not_found_again(by: str) -> None:
+    with node(keeps=True) as it:
+        log = it.store.log(FEED)
+        if by == "exchange":
+            log.append(numbers(0, 10), Deadline.after(SOON_S), AppendRequest(exchange="e"))
+        else:
+            it.append(0, 10, run="" if by == "files" else "run")
+        if by == "terminate":
+            log.close_call()
+        it.end_child()
+        assert it.found("another" if by == "another job" else "run") == []
 
 
 # any sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.control import messages as msg
-from sparkdl.control.channel import EndMark, Reclaim
+from sparkdl.control.channel import Reclaim
 from sparkdl.control.rows import FeedCount, PartRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.reader.batches import EpochBatches
@@ -65,21 +65,6 @@ def test_what_the_driver_waits_for_is_told_at_once_and_other_counts_seldom(
         node.wait_told(lambda all_told: told(all_told) == (300, 4000, 20, False))
 
 
-def test_rows_and_marks_reach_the_child_in_order() -> None:
-    with LocalNode() as node:
-        append(node)
-        node.end_epoch(0, {0: 100, 1: 90})
-        append(node, epoch=1)
-        node.end_feed()
-        reader = node.reader()
-        owner = reader.claim()
-        assert isinstance(reader.take(owner), Item)
-        assert reader.take(owner) == msg.EpochEnd(FEED, 0, {0: 100, 1: 90})
-        reader.finish_epoch(owner)
-        assert isinstance(reader.take(owner), Item)
-        assert reader.take(owner) == EndMark(FEED)
-
-
 def test_child_that_wants_no_more_ends_the_feeding_and_the_next_one_is_taken() -> None:
     with LocalNode() as node:
         node.call(lambda: node.feeds.on_driver_message(msg.FeedBegin(FEED, 0, 2)))
@@ -97,25 +82,6 @@ def test_child_that_wants_no_more_ends_the_feeding_and_the_next_one_is_taken() -
         node.call(lambda: node.feeds.close("the child has returned"))
         node.wait_told(lambda all_told: last_told(all_told).closed)
         assert last_told(node.told).closed_to == 2, "which is why the feeding ends"
-
-
-def test_epoch_is_counted_before_it_ends_and_can_be_read_again() -> None:
-    with LocalNode() as node:
-        append(node)
-        append(node)
-        node.call(lambda: node.feeds.on_driver_message(msg.FeedCut(FEED, 0)))
-        node.wait_told(lambda all_told: last_told(all_told).cut.epoch == 0)
-        count = last_told(node.told)
-        assert (count.cut.rows, count.cut.is_whole) == (200, True)
-        assert not append(node)
-        for epoch in range(3):
-            end = msg.EpochEnd(FEED, epoch, {0: 200}, again=epoch < 2)
-            node.call(lambda end=end: node.feeds.on_driver_message(end))  # type: ignore[misc]
-        for _ in range(3):
-            assert values(node.reader()) == [*range(100), *range(100)]
-        node.wait_told(lambda all_told: told(all_told) == (200, 600, 3, False))
-        node.call(lambda: None)
-        assert node.feeds.store.budget.used_nbytes == 0
 
 
 # room

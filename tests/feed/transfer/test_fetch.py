@@ -19,7 +19,6 @@ from tests.doubles.feeds import (
     SOON_S,
     LocalNode,
     NodeProxy,
-    Running,
     numbers,
     values,
 )
@@ -148,19 +147,6 @@ def test_own_rows_that_are_not_there_fail_the_node_and_no_mark_goes_past_them() 
         node.call(lambda: node.feeds.reopen(1))
         node.call(lambda: node.feeds.on_driver_message(FeedCut(FEED, 0)))
         node.wait_told(lambda _: last_count(node).cut.epoch == 0)
-
-
-def test_more_rows_than_there_is_memory_for_come_as_they_are_read() -> None:
-    """The spools of both nodes stay full all the while."""
-    with holder_and_fetcher(3 * NBYTES) as (holder, node):
-        spool(node, 5000)
-        for start in range(0, 2000, 100):
-            spool(holder, start)
-        assign(node, holder.uri, *(grant(n, 0, 100, 100 * n) for n in range(20)))
-        reading = Running(lambda: values(node.reader()))
-        node.wait_received(2000)
-        node.end_epoch(0, {1: 2000})
-        assert reading.result() == list(range(2000))
 
 
 def test_next_child_is_fetched_nothing_for_that_was_meant_for_the_last() -> None:

@@ -48,15 +48,6 @@ def infer(first: LocalNode, *others: LocalNode, wait_s: float = 0.0) -> list[Any
     return [row for data in answers for row in decode_results(data)]
 
 
-def test_another_node_answers_for_one_that_takes_no_rows() -> None:
-    with LocalNode(0) as closed, LocalNode(1) as living:
-        closed.call(lambda: closed.feeds.close("the child has died"))
-        serving = serve(living)
-        assert infer(closed, living) == [-row for row in ROWS]
-        living.end_feed()
-        serving.result()
-
-
 def test_node_that_is_lost_with_rows_fails_the_task() -> None:
     """Spark repeats it, and a living node answers all of its rows."""
     with LocalNode(0) as lost, LocalNode(1) as living:

@@ -75,20 +75,6 @@ def get(client: flight.FlightClient, skip: int, rows: int, generation: int = 0) 
     return [int(x) for x in batch.column("x").to_pylist()]
 
 
-def test_each_batch_is_acknowledged_and_waits_in_the_spool() -> None:
-    with LocalNode() as node, client_of(node) as client:
-        node.driver = None
-        put = Put(client)
-        assert put.acknowledged() == PutAck(True, False)
-        for start in (0, 10):
-            put.send(BATCH, start)
-            assert put.acknowledged() == PutAck(True, False)
-        put.writer.close()
-        node.wait_spooled(20)
-        assert [(lot.number, lot.start, lot.rows) for lot in node.lots] == [(0, 0, 10), (1, 10, 10)]
-        assert node.rows_received == 0
-
-
 def test_rows_are_sent_to_another_agent_and_freed_once_it_has_them() -> None:
     with LocalNode() as node, client_of(node) as client:
         node.driver = None
