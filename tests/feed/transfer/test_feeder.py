@@ -293,13 +293,12 @@ def test_each_row_arrives_or_is_counted_and_a_second_attempt_brings_all_again(
     covered = merge_ranges(done)
     wanted = set(range(total)) - {row for start, stop in covered for row in range(start, stop)}
     num_done = count_rows(overlap(0, total, covered))
+    script: list[Answer] = ["store"] * stored
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         if not is_near:
             patch.setattr(FdSender, "connect", lambda name, token: None)
-        first = stack.enter_context(
-            SpoolServer(answer=answers(*["store"] * stored, default=ending))
-        )
+        first = stack.enter_context(SpoolServer(answer=answers(*script, default=ending)))
         spec = replace(order([first.target]), done={7: tuple(covered)})
         try:
             fed = Feeder(spec, 7).feed(iter(source))
