@@ -56,7 +56,7 @@ def start(is_fed: bool = False) -> sparkdl.Cluster:
         PlayedNodes(),
         Environment(),
         b"",
-        launching._Watch(Observe(progress=False), None, None, None, None),
+        launching._Watch(Observe(progress=False), None, None, None),
         None,
     )
     return cluster

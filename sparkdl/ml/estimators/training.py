@@ -15,6 +15,8 @@ from numbers import Real
 from typing import Any
 
 from pyspark.errors import PySparkException
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.types import BooleanType, NumericType, StructField, StructType
 
@@ -340,6 +342,16 @@ def null_advice(name: str) -> str:
 def column(name: str) -> Column:
     """Return the column of a name, whatever is in it."""
     return functions.col(f"`{name.replace('`', '``')}`")
+
+
+def without_vectors(df: DataFrame) -> list[Column]:
+    """Return the columns, vectors as arrays, which Spark can hash and pandas can hold."""
+    return [
+        vector_to_array(column(field.name)).alias(field.name)
+        if isinstance(field.dataType, VectorUDT)
+        else column(field.name)
+        for field in df.schema.fields
+    ]
 
 
 def warn_of_no_numbers(losses: Iterable[float | None]) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
 
 from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
 from sparkdl.core.jobs import cancel_jobs, context_of, named_jobs
@@ -30,7 +30,12 @@ from sparkdl.driver.executors.scored import addressed
 from sparkdl.driver.slots.spark_errors import raised_in_task
 from sparkdl.ml.estimators.keras_model import inputs_of, outputs_of, with_softmax
 from sparkdl.ml.estimators.keras_train import KerasTask
-from sparkdl.ml.estimators.training import Training, check_columns, warn_of_no_numbers
+from sparkdl.ml.estimators.training import (
+    Training,
+    check_columns,
+    warn_of_no_numbers,
+    without_vectors,
+)
 from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster
 from sparkdl.ml.jobs.torch import TorchLearner, TorchMaster
 from sparkdl.ml.jobs.work import (
@@ -298,7 +303,7 @@ class Jobs:
             again = data.mapInArrow(store, STORED_SCHEMA).rdd
             if wanted is not None and again.getNumPartitions() != wanted:
                 # A shuffle of the DataFrame is a job of its own.
-                again = data.repartition(wanted).mapInArrow(store, STORED_SCHEMA).rdd
+                again = spread(data, wanted).mapInArrow(store, STORED_SCHEMA).rdd
             # A step of its own: `again` stays unpersisted, or its tasks would not bring rows along.
             kept = again.mapPartitions(lambda records: records)
             kept.persist(StorageLevel.MEMORY_AND_DISK)
@@ -354,6 +359,15 @@ class Jobs:
                 yield
         except (Py4JJavaError, PySparkException) as error:
             raise explained(error) from None
+
+
+def spread(data: DataFrame, partitions: int) -> DataFrame:
+    """Return the rows in so many partitions, each in the same order if Spark computes it again.
+
+    A shuffle alone brings the rows of a partition in any order.
+    """
+    order = functions.xxhash64(*without_vectors(data))
+    return data.repartition(partitions).sortWithinPartitions(order)
 
 
 def explained(error: Exception) -> SparkdlError:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import DataFrame, SparkSession, functions
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.jobs.fit import fit_in_jobs
+from sparkdl.ml.jobs.fit import fit_in_jobs, spread
 from sparkdl.ml.jobs.work import num_steps
 from tests.doubles.sessions import jobs_of
 from tests.ml.train_fns import adam, loss_fn, loss_that_kills, model_fn
@@ -98,6 +100,18 @@ def test_it_equals_one_process_and_each_job_says_what_it_is(data: DataFrame) -> 
     assert [len(values) for values in found.history.values()] == [2, 2]
     assert found.history["val_loss"][1] < found.history["loss"][0]
     assert same(found.model, alone(adam, 2))
+
+
+def test_rows_are_sorted_behind_a_shuffle_which_brings_them_in_any_order(
+    spark_ml: SparkSession,
+) -> None:
+    rows = [(float(n), Vectors.dense(float(n % 7), 1.0)) for n in range(200)]
+    found = spread(spark_ml.createDataFrame(rows, ["a.b", "v"]), 3)
+    hashed = functions.xxhash64("`a.b`", vector_to_array("v"))
+    seen = found.select(functions.spark_partition_id(), hashed).collect()
+    assert len(seen) == 200
+    assert {part for part, _ in seen} == {0, 1, 2}
+    assert seen == sorted(seen)
 
 
 def test_what_cannot_work_is_refused(data: DataFrame) -> None:

@@ -25,7 +25,7 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.driver.executors.sessions import session_of
 from sparkdl.horovod.spark.common.backend import SparkBackend
 from sparkdl.horovod.spark.common.params import EstimatorParams, ModelParams
-from sparkdl.ml.estimators.training import check_columns, column
+from sparkdl.ml.estimators.training import check_columns, column, without_vectors
 from sparkdl.ml.persistence import Contents, Saved, packed_code, unpacked_code
 from sparkdl.ml.scoring.source import Signature
 
@@ -156,7 +156,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         if not share or self.getTransformationFn() is None:
             return None
         # Of the rows as they were: a transformation may be random, and Spark runs it twice.
-        hashed = f.xxhash64(f.lit(self.getRandomSeed() or 0), *_without_vectors(df))
+        hashed = f.xxhash64(f.lit(self.getRandomSeed() or 0), *without_vectors(df))
         return f.pmod(hashed, f.lit(_SHARES)) < int(share * _SHARES)
 
     def _settings(self, num_proc: int, labels: list[str], is_marked: bool) -> dict[str, Any]:
@@ -226,16 +226,6 @@ def _floats(kind: t.DataType) -> t.DataType:
     return t.FloatType() if isinstance(kind, t.NumericType | t.BooleanType) else kind
 
 
-def _without_vectors(df: DataFrame) -> list[Column]:
-    return [
-        vector_to_array(column(field.name)).alias(field.name)
-        if isinstance(field.dataType, VectorUDT)
-        else column(field.name)
-        for field in df.schema.fields
-        if field.name != _MARK
-    ]
-
-
 def transformed(df: DataFrame, function: Callable[[Any], Any], mark: Column | None) -> DataFrame:
     """Return the rows that a function of a pandas DataFrame makes of others, batch by batch.
 
@@ -244,7 +234,7 @@ def transformed(df: DataFrame, function: Callable[[Any], Any], mark: Column | No
     Args:
         mark: of validation rows. What becomes of them and of the others is marked in a column.
     """
-    call, plain = Transformation(function), _without_vectors(df)
+    call, plain = Transformation(function), without_vectors(df.drop(_MARK))
     sample: Any = df.select(*plain).limit(_SAMPLE_ROWS).toPandas()
     if sample.empty:
         raise ConfigError("the DataFrame has no rows: fit needs some to learn from")
