@@ -246,11 +246,6 @@ class Jobs:
         training: DataFrame,
         validation: DataFrame | None,
     ) -> JobsResult:
-        """Train.
-
-        Args:
-            learner: makes a worker's model; takes seconds, since it imports a framework.
-        """
         start_s = time.monotonic()
         stored = self._store(training, "training", columns)
         held = None if validation is None else self._store(validation, "validation", columns)

@@ -61,11 +61,7 @@ def num_steps(rows: Sequence[int], batch_rows: int) -> int:
 
 
 class Rows:
-    """A partition's rows.
-
-    Args:
-        path: the file by `store`, mapped into memory, which all processes share.
-    """
+    """A partition's rows: the file by `store`, mapped into memory, which all processes share."""
 
     def __init__(self, path: Path) -> None:
         file = pa.ipc.open_file(pa.memory_map(str(path)))
@@ -288,13 +284,7 @@ class Master(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a training as jobs.
-
-    Attributes:
-        partitions: number of partitions of the rows; None for as many as they have.
-        batch_size: rows of a mini-batch in each of them, on average.
-        seed: of the order of the rows, and of random layers.
-    """
+    """The settings of a training as jobs; without `partitions` the rows keep theirs."""
 
     partitions: int | None
     batch_size: int
@@ -305,12 +295,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Parts:
-    """Stored rows.
-
-    Attributes:
-        role: `training`, or another, whose rows are evaluated.
-        rows, digests: by partition.
-    """
+    """Stored rows, of which each partition has a number and a digest."""
 
     role: str
     columns: tuple[str, ...]
@@ -339,13 +324,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Work:
-    """One iteration: what each partition's task does. For `RDD.mapPartitionsWithIndex`.
-
-    Attributes:
-        learner: makes the model in a worker that has none for this training yet.
-        step: of the epoch; None to evaluate all rows.
-        num_steps: that the epoch has.
-    """
+    """What each partition's task does in a step; without one it evaluates all rows."""
 
     job: str
     plan: Plan

@@ -107,7 +107,7 @@ def test_rows_are_sorted_behind_a_shuffle_which_brings_them_in_any_order(
 ) -> None:
     rows = [(float(n), Vectors.dense(float(n % 7), 1.0)) for n in range(200)]
     found = spread(spark_ml.createDataFrame(rows, ["a.b", "v"]), 3)
-    hashed = functions.xxhash64("`a.b`", vector_to_array("v"))
+    hashed = functions.xxhash64("`a.b`", vector_to_array(functions.col("v")))
     seen = found.select(functions.spark_partition_id(), hashed).collect()
     assert len(seen) == 200
     assert {part for part, _ in seen} == {0, 1, 2}
