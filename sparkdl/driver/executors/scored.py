@@ -128,16 +128,19 @@ def one_column(result: Any) -> Any:
     return plain_row(result if isinstance(result, tuple | dict) else (result,))
 
 
-def result_schema(schema: str | StructType | DataType, only: str = ONLY) -> StructType:
-    """Return the columns that `schema` declares; a type alone declares one, called `only`."""
+def declared_type(text: str, failed: str, example: str) -> DataType:
+    """Return the type that `text` declares; `failed` and `example` make the error."""
     try:
-        kind = parsed_type(schema) if isinstance(schema, str) else schema
+        return parsed_type(text)
     except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
         reason = next(iter(str(error).strip().splitlines()), "")
-        raise ConfigError(
-            f"schema={schema!r} is no schema of Spark: {reason}. Write it like 'prediction float, "
-            "label string'"
-        ) from None
+        raise ConfigError(f"{failed}: {reason}. Write it like {example}") from None
+
+
+def result_schema(schema: str | StructType | DataType, only: str = ONLY) -> StructType:
+    """Return the columns that `schema` declares; a type alone declares one, called `only`."""
+    failed, example = f"schema={schema!r} is no schema of Spark", "'prediction float, label string'"
+    kind = declared_type(schema, failed, example) if isinstance(schema, str) else schema
     if not isinstance(kind, DataType):
         raise ConfigError(f"schema={schema!r} must be text like 'prediction float' or a StructType")
     found = kind if isinstance(kind, StructType) else StructType([StructField(only, kind)])

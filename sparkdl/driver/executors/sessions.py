@@ -24,7 +24,6 @@ from sparkdl.spark_versions import IS_SPARK_3
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-
 _NOWHERE = "sparkdl-asks-where-this-would-be"
 
 

@@ -222,18 +222,15 @@ class Feeds:
         if (named := parquet_paths(files)) is not None:
             base = self._spec.default_fs, self._spec.working_dir
             paths = [absolute_url(path, *base) for path in named.paths]
-            files = self._looked_up(name, partial(list_files, paths, named.columns, named.options))
-            files.check_fits(nodes)
+            look = partial(list_files, paths, named.columns, named.options)
+            files = self._looked_up(name, look, nodes)
         if isinstance(files, ParquetSource):
             if request.reader == "spark":
                 raise ConfigError(
                     "reader='spark' is for DataFrames: give spark.read.parquet(…), or leave it out"
                 )
-        else:
-            found = self._scanned(name, request, nodes)
-            if found is None:
-                return request
-            files = found
+        elif (files := self._scanned(name, request, nodes)) is None:
+            return request
         shape = CallShape(1, {0: files.num_rows}, files.numbering)
         return replace(request, data=files, shape=shape)
 
@@ -244,8 +241,7 @@ class Feeds:
             return None
         look = partial(self._executor.scanned_files, request.data, not is_asked)
         try:
-            found = self._looked_up(name, look)
-            found.check_fits(nodes)
+            found = self._looked_up(name, look, nodes)
         except ConfigError as error:
             if is_asked:
                 raise ConfigError(
@@ -261,9 +257,11 @@ class Feeds:
         )
         return found
 
-    def _looked_up(self, name: str, look: Callable[[], ParquetSource]) -> ParquetSource:
+    def _looked_up(self, name: str, look: Callable[[], ParquetSource], nodes: int) -> ParquetSource:
         # In a thread, so that Ctrl-C ends the wait: a storage may not answer for long.
-        return begin(look, f"sparkdl-files-{name}", self._executor.thread).result()
+        found = begin(look, f"sparkdl-files-{name}", self._executor.thread).result()
+        found.check_fits(nodes)
+        return found
 
     def _show_rows(
         self, runner: FeedRunner, name: str, bar: FeedBar, report: FeedReport | None = None

@@ -13,9 +13,8 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_type
 
 from sparkdl.core.errors import ConfigError, InferenceError
-from sparkdl.driver.executors.scored import arrow_schema
+from sparkdl.driver.executors.scored import arrow_schema, declared_type
 from sparkdl.ml.scoring.source import Signature, Tensor, only_one
-from sparkdl.spark_versions import parsed_type
 from sparkdl.values.ndarrays import Array, is_list, is_vector
 from sparkdl.values.results import build
 from sparkdl.values.types import BY_DTYPE, TEXT, fits
@@ -191,14 +190,8 @@ def _type(tensor: Tensor, declared: str | None) -> t.DataType:
 def _declared(text: str) -> t.DataType:
     if text == VECTOR:
         return VectorUDT()
-    try:
-        return parsed_type(text)
-    except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
-        reason = next(iter(str(error).strip().splitlines()), "")
-        raise ConfigError(
-            f"output_types: {text!r} is no type of Spark: {reason}. Write it like 'float' or "
-            "'array<float>'"
-        ) from None
+    failed = f"output_types: {text!r} is no type of Spark"
+    return declared_type(text, failed, "'float' or 'array<float>'")
 
 
 def _dims(tensor: Tensor, min_rank: int) -> tuple[int | None, ...]:

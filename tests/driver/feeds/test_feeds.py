@@ -58,5 +58,5 @@ def test_interrupt_ends_the_wait_for_a_look_at_files() -> None:
 
     own: Any = SimpleNamespace(_executor=SimpleNamespace(thread=thread))
     with pytest.raises(KeyboardInterrupt):
-        feeds.Feeds._looked_up(own, "x", look)
+        feeds.Feeds._looked_up(own, "x", look, nodes=1)
     over.set()
