@@ -96,7 +96,6 @@ class Epoch:
     rows: int
     nbytes: int
     first_s: float
-    moved: int
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,6 @@ class Row:
         mb_s: Millions of bytes a second, of the rows as Arrow arrays.
         cpu_s: CPU seconds, user and system, of all the contestant's processes, per million rows.
         first_s: Seconds from the call to the first batch of any node, of a first epoch.
-        moved: Rows in a hundred that went from one node to another.
         of_limit: Rows a second over the limit's, medians.
         of_tfos: The same over TensorFlowOnSpark's.
     """
@@ -147,7 +145,6 @@ class Row:
     mb_s: Figure | None
     cpu_s: Figure | None
     first_s: Figure | None = None
-    moved: Figure | None = None
     of_limit: float | None = None
     of_tfos: float | None = None
 
@@ -219,8 +216,7 @@ def summarise(data: DataSet, few: DataSet, runs: Sequence[Run]) -> list[Row]:
         )
         if column.epochs != LATER:
             firsts = [one[0].first_s for one in epochs if one[0].first_s > 0]
-            moved = Figure.of(100 * one[0].moved / one[0].rows for one in epochs)
-            row = replace(row, first_s=Figure.of(firsts), moved=moved)
+            row = replace(row, first_s=Figure.of(firsts))
         if column.limit:
             limit, tfos = rows[column.limit.name].rows_s, rows[COLUMNS[0].name].rows_s
             row = replace(
@@ -240,7 +236,6 @@ def table(data: DataSet, rows: Sequence[Row]) -> str:
         "MB/s",
         "CPU s per million rows",
         "first row, s",
-        "moved, %",
         "of limit",
         "of TensorFlowOnSpark",
     ]
@@ -252,7 +247,6 @@ def table(data: DataSet, rows: Sequence[Row]) -> str:
                 for figure in (row.rows_s or Missing(), row.mb_s, row.cpu_s)
             ),
             row.first_s and row.first_s.show("{:.2f}".format),
-            row.moved and row.moved.show("{:.1f}".format),
             row.of_limit and f"{row.of_limit:.2f}",
             row.of_tfos and f"{row.of_tfos:.1f}",
         ]

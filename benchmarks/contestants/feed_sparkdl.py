@@ -80,13 +80,13 @@ def main() -> None:
                 write(lines, {"event": "memory", "budget": budget} | seen)
             else:
                 starts = [moment()]
-                moved = [feed(feed="cold").rows_moved]
+                feed(feed="cold")
                 starts.append(moment())
-                moved.append(feed(epochs=parsed.epochs).rows_moved)
+                feed(epochs=parsed.epochs)
                 results = cluster.results(_DEADLINE_S)
                 colds, warms = [r[:1] for r in results], [r[1:] for r in results]
-                write_epochs(lines, parsed, starts[0], colds, "cold", moved[0])
-                write_epochs(lines, parsed, starts[1], warms, moved=moved[1])
+                write_epochs(lines, parsed, starts[0], colds, "cold")
+                write_epochs(lines, parsed, starts[1], warms)
 
 
 if __name__ == "__main__":

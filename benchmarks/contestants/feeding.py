@@ -106,14 +106,12 @@ def write_epochs(
     start: dict[str, Any],
     nodes: list[list[dict[str, Any]]],
     event: str = "epoch",
-    moved: int = 0,
 ) -> None:
     """Write a line for each epoch: from the end of the one before to the end of the last node.
 
     Args:
         start: When the first epoch began: `at` and `cpu_s`.
         nodes: What `Touch.record` returned, for each node and epoch.
-        moved: Rows that went from one node to another.
 
     Raises:
         ValueError: if an epoch had not all the rows.
@@ -132,7 +130,6 @@ def write_epochs(
             "rows": rows,
             "nbytes": sum(record["nbytes"] for record in records),
             "first_s": min(record.get("first_at", 0.0) for record in records) - before["at"],
-            "moved": moved,
         }
         write(lines, epoch)
         before = last
