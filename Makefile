@@ -10,7 +10,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage docs soak fuzz check bench-launch bench-feed bench-first-row bench-overlap bench-tfrecords bench-inference bench-recovery bench-estimators bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job bench-dashboard bench-waits screenshots browser peers clean
+.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage docs soak fuzz check bench-launch bench-feed bench-first-row bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job screenshots browser peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -183,20 +183,11 @@ bench-hosts: setup peers  ## measure the time from the loss of a host until the 
 bench-job: setup peers  ## measure whole jobs, from the start of the program to scored test rows, against its peers
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/job.py $(ARGS)
 
-bench-estimators: setup  ## measure the same small training by all estimators
-	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/estimators.py $(ARGS)
-
 bench-allreduce: setup  ## measure all-reduce, sparkdl's against the bare collectives below it
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/allreduce.py $(ARGS)
 
 bench-frameworks: setup  ## measure the same training by every way, with 1, 2 and 4 nodes
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/frameworks.py $(ARGS)
-
-bench-dashboard: setup  ## measure what the dashboard and a record cost the driver
-	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/dashboard.py $(ARGS)
-
-bench-waits: setup  ## measure steps/s with the thread that looks what a node waits for, and without
-	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/waits.py $(ARGS)
 
 bench-tls: setup  ## measure MB/s of a feed through sockets, with TLS and without
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/tls.py $(ARGS)
