@@ -26,6 +26,7 @@ from sparkdl.control.auth import bearer
 from sparkdl.control.lease import agent_keep_alive
 from sparkdl.control.messages import ChildRunning, FeedProgress, FromAgent, Hello, Offer, encode
 from sparkdl.control.rows import FeedCount, Given
+from sparkdl.core.options import Recovery
 from sparkdl.core.settings import Settings
 
 TICK_S = 0.02
@@ -78,7 +79,7 @@ class Agents:
     def serve(self) -> None:
         """Do what standard input says, until it ends."""
         self._epoll.register(0, select.EPOLLIN)
-        ping_s = agent_keep_alive(Settings.lease_s, len(self._ids)).ping_interval
+        ping_s = agent_keep_alive(Settings.lease_s, Recovery.host_timeout_s).ping_interval
         last_s = time.monotonic()
         due = {"report": 0.0, "ping": 0.0}
         while True:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import TypeAlias
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from sparkdl.control.auth import bearer
-from sparkdl.control.lease import LOOKS, HostWatch, agent_keep_alive, agent_timeout_s
+from sparkdl.control.lease import KeepAlive, agent_keep_alive, is_host_silent
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,
@@ -32,13 +31,14 @@ Outbox: TypeAlias = "asyncio.Queue[FromAgent | None]"
 
 class CoordinatorClient:
     def __init__(
-        self, connection: ClientConnection, host_timeout_s: float, outbox: Outbox | None = None
+        self, connection: ClientConnection, keep: KeepAlive, outbox: Outbox | None = None
     ) -> None:
         self.ended = "the connection to the driver ended"
         self._connection = connection
         self._outbox: Outbox = asyncio.Queue() if outbox is None else outbox
         self._writer = asyncio.ensure_future(self._write())
-        self._watch = asyncio.ensure_future(self._watch_host(agent_timeout_s(host_timeout_s)))
+        self._host_timeout_s = keep.host_timeout
+        keep.watch_host(connection.transport.get_extra_info("socket"))
 
     @classmethod
     async def connect(
@@ -48,17 +48,15 @@ class CoordinatorClient:
         lease_s: float,
         host_timeout_s: float = Recovery.host_timeout_s,
         trust: Trust | None = None,
-        num_nodes: int = 1,
         outbox: Outbox | None = None,
     ) -> CoordinatorClient:
         """Connect with the token.
 
         Args:
             trust: the certificate the coordinator must present, if its URL is `wss://`.
-            num_nodes: of the cluster; with thousands each pings more seldom.
             outbox: the queue to send from; messages already in it are sent first.
         """
-        keep = agent_keep_alive(lease_s, num_nodes)
+        keep = agent_keep_alive(lease_s, host_timeout_s)
         try:
             connection = await connect(
                 url,
@@ -88,7 +86,7 @@ class CoordinatorClient:
                 f"{type(error).__name__}: {error}. Set SPARKDL_DRIVER_HOST and SPARKDL_DRIVER_PORT "
                 "to an address that executors reach, or run the driver in the cluster"
             ) from None
-        return cls(connection, host_timeout_s, outbox)
+        return cls(connection, keep, outbox)
 
     def send(self, message: FromAgent) -> None:
         """Queue a message; they leave in order."""
@@ -98,14 +96,15 @@ class CoordinatorClient:
         try:
             async for data in self._connection:
                 yield decode_to_agent(data)
-        except ConnectionClosed:
-            return
+        except ConnectionClosed as closed:
+            if is_host_silent(closed):
+                silence = f"not for {self._host_timeout_s:g} s"
+                self.ended = f"the driver's host does not answer: {silence}"
 
     async def close(self) -> None:
         self._outbox.put_nowait(None)
         # The writer ends at this mark, after it has sent the messages in front of it.
         await self._writer
-        self._watch.cancel()
         await self._connection.close()
 
     @classmethod
@@ -121,19 +120,6 @@ class CoordinatorClient:
         client = await cls.connect(url, token, lease_s, trust=trust)
         client.send(message)
         await client.close()
-
-    async def _watch_host(self, timeout_s: float) -> None:
-        """End the connection once the driver's host has been silent for so long."""
-        watch = HostWatch(self._connection.transport.get_extra_info("socket"), timeout_s)
-        while (verdict := watch.look()) != "silent":
-            if verdict == "ask":
-                with suppress(ConnectionClosed):
-                    await self._connection.ping()
-            # Not later than the due moment: the child must have ended before the driver gives the
-            # host up.
-            await asyncio.sleep(min(timeout_s / LOOKS, watch.due_s))
-        self.ended = f"the driver's host does not answer: not for {timeout_s:g} s"
-        self._connection.transport.abort()
 
     async def _write(self) -> None:
         while (message := await self._outbox.get()) is not None:

@@ -12,10 +12,7 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
-import resource
 from collections import deque
-from collections.abc import Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import ReferenceType, WeakSet, ref
@@ -27,14 +24,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 
 from sparkdl.control.auth import CAUSE_PATH, FINISHED, is_authorized
-from sparkdl.control.lease import (
-    CAN_TELL,
-    CLOSE_S,
-    LOOKS,
-    HostWatch,
-    driver_keep_alive,
-    driver_patience_s,
-)
+from sparkdl.control.lease import CLOSE_S, driver_keep_alive, is_host_silent
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,
@@ -46,16 +36,16 @@ from sparkdl.control.messages import (
 )
 from sparkdl.control.ports import BACKLOG, cannot_listen
 from sparkdl.control.tls import HANDSHAKE_S, Tls
-from sparkdl.core.errors import ConfigError, ProtocolError
+from sparkdl.core.errors import ProtocolError
 from sparkdl.core.options import Recovery
 from sparkdl.core.world import host_port
 
 _log = logging.getLogger(__name__)
 
-MAX_STRANGERS = 64
-"""Connections without a token that are kept; the oldest goes first, since agents send it soon."""
-_OTHER_DESCRIPTORS = 256
-"""The descriptors that a driver needs beside a connection to each node."""
+MAX_STRANGERS = 256
+"""Connections without a token that are kept; the oldest goes first. Agents of a launch come at
+once, and send it soon."""
+_PING_TIMED_OUT = 1011
 POLICY_VIOLATION = 1008
 
 
@@ -122,35 +112,24 @@ class CoordinatorServer:
         host_timeout_s: float = Recovery.host_timeout_s,
         timeouts: Timeouts = Timeouts(),
         tls: Tls | None = None,
-        num_nodes: int = 0,
     ) -> None:
         self._token = token
         self.tls = tls
         self._listener = listener
-        self._lease_s = lease_s
-        self._patience_s = driver_patience_s(lease_s, num_nodes)
-        self._host_timeout_s = host_timeout_s
+        self._keep = driver_keep_alive(lease_s, host_timeout_s)
         self._timeouts = timeouts
-        self._num_nodes = num_nodes
         # Weak, because websockets owns connections and tasks, and does not report their end here.
-        self._accepted: WeakSet[ServerConnection] = WeakSet()
         self._accepting: WeakSet[asyncio.Task[Any]] = WeakSet()
         """asyncio's tasks that perform a TLS handshake for a new connection."""
-        # The agents of a launch come all at once, and it takes a while until all tokens are read.
-        self._max_strangers = max(MAX_STRANGERS, num_nodes)
         self._strangers: deque[ReferenceType[ServerConnection]] = deque()
         """The last ones that were accepted, the oldest first; agents by now, perhaps."""
         self._connections: dict[str, ServerConnection] = {}
-        self._watches: dict[ServerConnection, HostWatch] = {}
         self.address: ServerAddress | None = None
         self._server: WebSocketServer | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._encoded: tuple[ToAgent | None, str | bytes] = None, ""
 
     async def start(self, host: str, ports: tuple[int, ...]) -> ServerAddress:
         """Listen on `host` at the first of `ports` that is free; 0 is any."""
-        _allow_descriptors(self._num_nodes + _OTHER_DESCRIPTORS)
-        keep = driver_keep_alive(self._lease_s, self._num_nodes)
         encryption: dict[str, Any] = {}
         if self.tls is not None:
             handshake_s = min(HANDSHAKE_S, self._timeouts.hello_s)
@@ -169,17 +148,15 @@ class CoordinatorServer:
                     # Messages are small, and zlib takes memory and time for each agent.
                     compression=None,
                     open_timeout=self._timeouts.hello_s,
-                    # Agents ping. The kernel reports when their data came, see `driver_patience_s`.
-                    ping_interval=None if CAN_TELL else keep.ping_interval,
-                    ping_timeout=keep.ping_timeout,
-                    close_timeout=min(self._timeouts.close_s, keep.close_timeout),
+                    ping_interval=self._keep.ping_interval,
+                    ping_timeout=self._keep.ping_timeout,
+                    close_timeout=min(self._timeouts.close_s, self._keep.close_timeout),
                     logger=logging.getLogger("sparkdl.control.websockets"),
                     **encryption,
                 )
             except OSError as error:
                 problem = str(error)
                 continue
-            self._spawn(self._watch_hosts())
             bound_port = next(iter(self._server.sockets)).getsockname()[1]
             self.address = ServerAddress(host, bound_port, self.tls is not None)
             return self.address
@@ -201,24 +178,17 @@ class CoordinatorServer:
             # `wait_closed` would wait for each handshake that a silent peer has begun.
             for task in self._accepting:
                 task.cancel()
-            for connection in self._accepted:
-                if connection.state is State.CONNECTING and hasattr(connection, "transport"):
-                    connection.transport.abort()  # or the server would wait for its handshake
+            for stranger in self._strangers:
+                _hang_up(stranger())  # or the server would wait for its handshake
             await self._server.wait_closed()
-        for task in self._tasks:
-            task.cancel()
 
     def _accept(self, *args: Any, **options: Any) -> ServerConnection:
         connection = ServerConnection(*args, **options)
-        self._accepted.add(connection)
         if task := asyncio.current_task():
             self._accepting.add(task)
         self._strangers.append(ref(connection))
-        if len(self._strangers) > self._max_strangers:
-            oldest = self._strangers.popleft()()
-            # It is CONNECTING until its request, with the token, has been answered.
-            if oldest is not None and oldest.state is State.CONNECTING:
-                oldest.transport.abort()
+        if len(self._strangers) > MAX_STRANGERS:
+            _hang_up(self._strangers.popleft()())
         return connection
 
     def _on_request(self, connection: ServerConnection, request: Request) -> Response | None:
@@ -239,24 +209,22 @@ class CoordinatorServer:
         if hello is None:
             return
         self._connections[hello.agent_id] = connection
-        watch = HostWatch(connection.transport.get_extra_info("socket"), self._host_timeout_s)
-        self._watches[connection] = watch
+        self._keep.watch_host(connection.transport.get_extra_info("socket"))
         self._listener.joined(hello)
-        reason = "its connection closed"
+        reason, is_silent = "its connection closed", False
         try:
             async for data in connection:
                 self._listener.said(hello.agent_id, decode_from_agent(data))
         except ConnectionClosed as closed:
-            reason = f"its connection broke: {closed}"
+            is_silent = is_host_silent(closed)
+            reason = self._why(closed, hello.host)
         except ProtocolError as error:
             reason = str(error)
             await connection.close(POLICY_VIOLATION, "not a message")
         finally:
-            del self._watches[connection]
             del self._connections[hello.agent_id]
-            # The watch comes first: an aborted connection reports nothing but an abnormal closure.
-            self._listener.left(hello.agent_id, self._silence(hello, watch) or reason)
-            if watch.is_silent:
+            self._listener.left(hello.agent_id, reason)
+            if is_silent:
                 self._listener.silent(hello)
 
     async def _hello(self, connection: ServerConnection) -> Hello | None:
@@ -283,43 +251,15 @@ class CoordinatorServer:
             pass
         return None
 
-    def _silence(self, hello: Hello, watch: HostWatch) -> str:
-        if watch.is_silent:
-            return f"{hello.host} does not answer: not for {self._host_timeout_s:g} s"
-        if watch.quiet_s > self._patience_s:
-            return f"it stands still: nothing came from it for {watch.quiet_s:.1f} s"
-        return ""
-
-    async def _watch_hosts(self) -> None:
-        """End the connections to hosts, and to agents, that have been silent for too long."""
-        while True:
-            await asyncio.sleep(self._host_timeout_s / LOOKS)
-            # Nothing leaves the dict within this loop: `abort` ends a connection in a later turn.
-            for connection, watch in self._watches.items():
-                verdict = watch.look()
-                if verdict == "silent" or watch.quiet_s > self._patience_s:
-                    connection.transport.abort()
-                elif verdict == "ask":
-                    self._spawn(self._ask(connection))
-
-    async def _ask(self, connection: ServerConnection) -> None:
-        with suppress(ConnectionClosed):
-            await connection.ping()
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _why(self, closed: ConnectionClosed, host: str) -> str:
+        if is_host_silent(closed):
+            return f"{host} does not answer: not for {self._keep.host_timeout:g} s"
+        if closed.rcvd is None and closed.sent and closed.sent.code == _PING_TIMED_OUT:
+            return f"it stands still: nothing came from it for {self._keep.ping_timeout:g} s"
+        return f"its connection broke: {closed}"
 
 
-def _allow_descriptors(needed: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or needed <= soft:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise ConfigError(
-            f"the driver needs about {needed} descriptors, one for the connection to each node, "
-            f"and its hard limit is {hard}. Raise it where the driver is started (ulimit -Hn, or "
-            "LimitNOFILE of the service), or ask for fewer nodes"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+def _hang_up(stranger: ServerConnection | None) -> None:
+    # It is CONNECTING until its request, with the token, has been answered.
+    if stranger and stranger.state is State.CONNECTING and hasattr(stranger, "transport"):
+        stranger.transport.abort()

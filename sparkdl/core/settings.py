@@ -23,8 +23,8 @@ class Settings:
         recovery: what follows when something is lost or stands still.
         feeding: how rows come.
         grace_s: between asking a child to end and killing it.
-        lease_s: for which the network between driver and an agent may be cut without harm; after
-            somewhat more than twice as long the agent ends its child, see `control/lease.py`.
+        lease_s: for which driver or agent may stand still without harm; after somewhat more the
+            agent ends its child, see `control/lease.py`.
         max_port_retries: new rounds on new ports before a lost port counts as a failure.
         restart_backoff_s: before the second restart in a row; doubled before each further one.
         restart_window_s: a restart longer ago than this does not count any more.

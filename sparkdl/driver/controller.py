@@ -76,9 +76,8 @@ class Controller:
         self._gatherings = Gatherings()
         self._executor = executor
         self._loop = asyncio.new_event_loop()
-        settings, num_nodes = spec.settings, len(spec.nodes)
-        limits = (settings.lease_s, settings.recovery.host_timeout_s)
-        self.server = CoordinatorServer(token, self, *limits, tls=tls, num_nodes=num_nodes)
+        limits = (spec.settings.lease_s, spec.settings.recovery.host_timeout_s)
+        self.server = CoordinatorServer(token, self, *limits, tls=tls)
         self.events = ClusterEvents(spec, self.view, self.changed, self._loop)
         self._numbers = count()
         self._answers: dict[int, dict[str, Any]] = {}

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdl.control import channel, messages
-from sparkdl.control.lease import driver_patience_s
+from sparkdl.control.lease import driver_keep_alive
 from sparkdl.core.errors import FeedClosedError, ProtocolError, SparkdlError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Environment
@@ -84,8 +84,8 @@ class Agent:
         feed_spec = FeedSpec(*("", 0, "", (), agent_spec.token), trust=trust)
         names = tuple(node.name for node in spec.nodes)
         # Longer than the driver waits for an agent that stands still, which it gives up itself.
-        patience_s = driver_patience_s(settings.lease_s, len(names))
-        patience_s += settings.recovery.host_timeout_s
+        host_timeout_s = settings.recovery.host_timeout_s
+        patience_s = driver_keep_alive(settings.lease_s, host_timeout_s).longest_s + host_timeout_s
         peers = Peers(agent_spec.node_id, names, feed_spec, patience_s)
         timeout_s = settings.feeding.timeout_s
         self._feeds = NodeFeeds(peers, store, timeout_s, child.send, report, self._fail)
@@ -299,7 +299,6 @@ class Agent:
             settings.lease_s,
             settings.recovery.host_timeout_s,
             agent_spec.tls.trust if agent_spec.tls else None,
-            len(self._spec.nodes),
             self._outbox,
         )
         try:

@@ -395,7 +395,7 @@ class AgentLink:
     def _sort(self, message: Local, fd: int) -> None:
         match message:
             case Start():
-                self._look_s = look_s(message.spec.settings.lease_s, len(message.spec.nodes))
+                self._look_s = look_s(message.spec.settings.lease_s)
                 # Before the main thread learns of the world: user code asks for readers as soon as
                 # it runs.
                 self.feeds.begin(message, self._watch_training(message))

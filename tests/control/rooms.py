@@ -112,13 +112,10 @@ async def room(
     lease_s: float = 60.0,
     timeouts: Timeouts = UNHURRIED,
     tls: Tls | None = None,
-    num_nodes: int = 0,
 ) -> AsyncIterator[Room]:
     """A server on a free port; its deadlines are far away unless the test is about them."""
     heard = Heard()
-    server = CoordinatorServer(
-        TOKEN, heard, lease_s, timeouts=timeouts, tls=tls, num_nodes=num_nodes
-    )
+    server = CoordinatorServer(TOKEN, heard, lease_s, timeouts=timeouts, tls=tls)
     address = await server.start(LOOPBACK, (0,))
     try:
         yield Room(server, address, heard)

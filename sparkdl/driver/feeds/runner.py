@@ -21,7 +21,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from sparkdl.control.lease import driver_patience_s
+from sparkdl.control.lease import driver_keep_alive
 from sparkdl.control.messages import FeedEnd, Spooled
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
@@ -140,8 +140,9 @@ class FeedRunner:
         self._executor = executor
         self._coverage = coverage
         self._spec = spec
-        lease_s, nodes = controller.spec.settings.lease_s, len(controller.spec.nodes)
-        self._answer_s = driver_patience_s(lease_s, nodes) + REASON_S
+        settings = controller.spec.settings
+        keep = driver_keep_alive(settings.lease_s, settings.recovery.host_timeout_s)
+        self._answer_s = keep.longest_s + REASON_S
         self._states: dict[str, fs.State] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tickets = count()
