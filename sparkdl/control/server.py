@@ -83,21 +83,12 @@ class ServerAddress:
         return f"{scheme}://{host_port(self.host, self.port)}"
 
 
-@dataclass(frozen=True)
-class Timeouts:
-    """How long the server waits for its peers, in seconds.
-
-    Attributes:
-        hello_s: for an agent's first message.
-        close_s: for the end of a connection that the server closes; less with a short lease.
-    """
-
-    hello_s: float = 10.0
-    close_s: float = CLOSE_S
-
-
 class CoordinatorServer:
     """Accepts agents. All methods run on the event loop that started it.
+
+    Args:
+        hello_s: seconds to wait for an agent's first message.
+        close_s: for the end of a connection that the server closes; less with a short lease.
 
     Attributes:
         tls: the certificate it presents; `None` without TLS.
@@ -110,14 +101,15 @@ class CoordinatorServer:
         listener: Listener,
         lease_s: float,
         host_timeout_s: float = Recovery.host_timeout_s,
-        timeouts: Timeouts = Timeouts(),
         tls: Tls | None = None,
+        hello_s: float = 10.0,
+        close_s: float = CLOSE_S,
     ) -> None:
         self._token = token
         self.tls = tls
         self._listener = listener
         self._keep = driver_keep_alive(lease_s, host_timeout_s)
-        self._timeouts = timeouts
+        self._hello_s, self._close_s = hello_s, close_s
         # Weak, because websockets owns connections and tasks, and does not report their end here.
         self._accepting: WeakSet[asyncio.Task[Any]] = WeakSet()
         """asyncio's tasks that perform a TLS handshake for a new connection."""
@@ -126,13 +118,12 @@ class CoordinatorServer:
         self._connections: dict[str, ServerConnection] = {}
         self.address: ServerAddress | None = None
         self._server: WebSocketServer | None = None
-        self._encoded: tuple[ToAgent | None, str | bytes] = None, ""
 
     async def start(self, host: str, ports: tuple[int, ...]) -> ServerAddress:
         """Listen on `host` at the first of `ports` that is free; 0 is any."""
         encryption: dict[str, Any] = {}
         if self.tls is not None:
-            handshake_s = min(HANDSHAKE_S, self._timeouts.hello_s)
+            handshake_s = min(HANDSHAKE_S, self._hello_s)
             encryption = {"ssl": self.tls.context(), "ssl_handshake_timeout": handshake_s}
         problem = ""  # no exception: its traceback would keep what the callers hold
         for port in ports:
@@ -147,10 +138,10 @@ class CoordinatorServer:
                     backlog=BACKLOG,
                     # Messages are small, and zlib takes memory and time for each agent.
                     compression=None,
-                    open_timeout=self._timeouts.hello_s,
+                    open_timeout=self._hello_s,
                     ping_interval=self._keep.ping_interval,
                     ping_timeout=self._keep.ping_timeout,
-                    close_timeout=min(self._timeouts.close_s, self._keep.close_timeout),
+                    close_timeout=min(self._close_s, self._keep.close_timeout),
                     logger=logging.getLogger("sparkdl.control.websockets"),
                     **encryption,
                 )
@@ -166,11 +157,9 @@ class CoordinatorServer:
         """Send a message; `left` reports an agent that has gone, not this."""
         connection = self._connections.get(agent_id)
         if connection is not None:
-            if message is not self._encoded[0]:  # the same one may go to all
-                self._encoded = message, encode(message)
             # `broadcast` never waits: an agent that reads slowly must not hold up the driver's
             # loop.
-            broadcast((connection,), self._encoded[1])
+            broadcast((connection,), encode(message))
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -230,7 +219,7 @@ class CoordinatorServer:
     async def _hello(self, connection: ServerConnection) -> Hello | None:
         """Return the first message; none if it is no agent's, and all is done."""
         try:
-            first = await asyncio.wait_for(connection.recv(), self._timeouts.hello_s)
+            first = await asyncio.wait_for(connection.recv(), self._hello_s)
             hello = decode_from_agent(first)
             if isinstance(hello, Refused):
                 self._listener.refused(hello)

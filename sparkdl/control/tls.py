@@ -91,7 +91,6 @@ class Tls:
         """Return what a server of Python's shakes hands by."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.sslobject_class = _ServerSide
         with _private_path(self.key) as key, _private_path(self.cert) as cert:
             # Without a password OpenSSL would ask for one at the terminal, and wait.
             context.load_cert_chain(cert, key, password=b"")
@@ -151,25 +150,6 @@ def new_tls(why: str = "TLS") -> Tls:
         serialization.NoEncryption(),
     )
     return Tls(Trust(pem, _NAME), pem, private)
-
-
-class _ServerSide(ssl.SSLObject):
-    """A server's side of TLS; logs failed handshakes, because asyncio does not."""
-
-    def do_handshake(self) -> None:
-        try:
-            super().do_handshake()
-        # No failure: the handshake waits for the other side's next flight.
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise
-        except ssl.SSLError as error:
-            _log.warning(
-                "Refused a connection: its peer speaks no TLS, or does not trust this cluster's "
-                "certificate (%s). If a node does not start, give all hosts the same "
-                "Startup(tls=…)",
-                error.reason,
-            )
-            raise
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeAlias
 
@@ -15,15 +15,14 @@ from websockets.frames import Frame, Opcode
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.messages import FromAgent, Hello, Refused, ToAgent, decode_to_agent, encode
-from sparkdl.control.server import CoordinatorServer, ServerAddress, Timeouts
+from sparkdl.control.server import CoordinatorServer, ServerAddress
 from sparkdl.control.tls import Tls
 
 TOKEN = "the-token"
 LOOPBACK = "127.0.0.1"
 SOON_S = 20.0
 """Deadline of what takes a moment, so that a hang fails; no measure of speed."""
-UNHURRIED = Timeouts(hello_s=60.0)
-ENDS_SOON = replace(UNHURRIED, close_s=0.05)
+ENDS_SOON_S = 0.05
 
 P = ParamSpec("P")
 Peer: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -110,12 +109,13 @@ class Room:
 @asynccontextmanager
 async def room(
     lease_s: float = 60.0,
-    timeouts: Timeouts = UNHURRIED,
     tls: Tls | None = None,
+    hello_s: float = 60.0,
+    close_s: float = 2.0,
 ) -> AsyncIterator[Room]:
     """A server on a free port; its deadlines are far away unless the test is about them."""
     heard = Heard()
-    server = CoordinatorServer(TOKEN, heard, lease_s, timeouts=timeouts, tls=tls)
+    server = CoordinatorServer(TOKEN, heard, lease_s, tls=tls, hello_s=hello_s, close_s=close_s)
     address = await server.start(LOOPBACK, (0,))
     try:
         yield Room(server, address, heard)

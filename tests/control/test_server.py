@@ -7,21 +7,17 @@ import re
 import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 from sparkdl.control import messages as msg
-from sparkdl.control import server
 from sparkdl.control.auth import bearer
-from sparkdl.control.server import MAX_STRANGERS, CoordinatorServer, ServerAddress, Timeouts
+from sparkdl.control.server import MAX_STRANGERS, CoordinatorServer, ServerAddress
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.spec import plan_nodes
-from sparkdl.core.world import Address, build_world
 from tests.control.rooms import (
-    ENDS_SOON,
+    ENDS_SOON_S,
     LOOPBACK,
     SOON_S,
     TOKEN,
@@ -149,7 +145,7 @@ STALLED: dict[str, Stalled] = {
 @on_loop
 async def test_stalled_peers_disturb_nobody_and_do_not_hold_up_the_stop() -> None:
     async with (
-        room(timeouts=replace(ENDS_SOON, hello_s=10 * SOON_S)) as here,
+        room(hello_s=10 * SOON_S, close_s=ENDS_SOON_S) as here,
         AsyncExitStack() as stack,
     ):
         for stall in STALLED.values():
@@ -162,7 +158,7 @@ async def test_stalled_peers_disturb_nobody_and_do_not_hold_up_the_stop() -> Non
 @pytest.mark.parametrize("stall", ["connects only", "half a handshake"])
 @on_loop
 async def test_a_peer_that_never_finishes_its_handshake_is_dropped(stall: str) -> None:
-    async with room(timeouts=Timeouts(hello_s=0.05)) as here:
+    async with room(hello_s=0.05) as here:
         async with STALLED[stall](here) as (reader, _):
             assert b"101 Switching" not in await read_all(reader)
         assert here.heard.queue.empty()
@@ -170,7 +166,7 @@ async def test_a_peer_that_never_finishes_its_handshake_is_dropped(stall: str) -
 
 @on_loop
 async def test_a_peer_that_never_says_hello_is_dropped() -> None:
-    async with room(timeouts=Timeouts(hello_s=1.0)) as here:
+    async with room(hello_s=1.0) as here:
         async with authorized(here.address.url) as silent:
             with pytest.raises(ConnectionClosed, match="1008") as closed:
                 await asyncio.wait_for(silent.recv(), SOON_S)
@@ -234,7 +230,7 @@ async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_s
 async def test_a_frame_that_breaks_the_rules_breaks_only_its_own_connection(
     frame: bytes, why: str
 ) -> None:
-    async with room(timeouts=ENDS_SOON) as here, here.agent("good") as good:
+    async with room(close_s=ENDS_SOON_S) as here, here.agent("good") as good:
         async with here.raw_agent("bad") as (reader, writer):
             writer.write(frame)
             assert await reader.read(1) == b"\x88"  # a close frame
@@ -265,33 +261,13 @@ async def test_an_agent_whose_connection_breaks_has_left() -> None:
 
 @on_loop
 async def test_an_agent_that_says_nothing_and_does_not_ping_has_left() -> None:
-    async with room(lease_s=0.2, timeouts=ENDS_SOON) as here, here.raw_agent("frozen"):
+    async with room(lease_s=0.2, close_s=ENDS_SOON_S) as here, here.raw_agent("frozen"):
         kind, agent_id, reason = await here.heard.next()
         assert (kind, agent_id) == ("left", "frozen")
         assert re.match(r"it stands still: nothing came from it for \d", reason)
 
 
 # What an agent is told.
-
-
-@on_loop
-async def test_one_message_for_many_agents_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded = []
-
-    def encode_and_count(message: msg.ToAgent) -> str:
-        encoded.append(message)
-        return msg.encode(message)
-
-    monkeypatch.setattr(server, "encode", encode_and_count)
-    world = build_world(0, {node: Address("h", 1, "grpc://h:2") for node in plan_nodes(3)})
-    async with room() as here, here.agent("a") as one, here.agent("b", 1) as other:
-        begin = msg.Begin(world)
-        for agent_id in ("a", "b"):
-            here.server.send(agent_id, begin)
-        here.server.send("a", msg.Stop(1.0))
-        assert [await receive(one), await receive(one)] == [begin, msg.Stop(1.0)]
-        assert await receive(other) == begin
-        assert encoded == [begin, msg.Stop(1.0)]
 
 
 @on_loop
