@@ -17,9 +17,8 @@ Runs in: driver, agent
       │  Gather ──────────────────────────────▶│   from each node that trains
       │◀───────────────────────── AllGathered ─│   to all of them, once all have
       │◀─────────────────────────────── Drain ─│   to them: a checkpoint is wanted; they `Gather`
-      │◀─ FetchLog, FetchStacks ───────────────│   at any time
-      │  LogTail, Stacks ─────────────────────▶│
-      │  LastLines ───────────────────────────▶│   when a child has ended
+      │◀──────────────────────────────── Fetch │   at any time
+      │  Fetched ─────────────────────────────▶│   and when a child has ended
       │  ChildReturned | ChildFailed ─────────▶│
       │◀──── StopChild, NewRound, Stop         │
 
@@ -217,23 +216,11 @@ class LogLines(Message, frozen=True):
     errors: tuple[int, ...] = ()
 
 
-class LastLines(Message, frozen=True):
-    """The last lines of a child of `generation` that has ended, sent before how it ended."""
+class Fetched(Message, frozen=True):
+    """The answer to a `Fetch`; without one, before how a child ended, that child's last lines."""
 
-    generation: int
-    lines: tuple[str, ...]
-
-
-class LogTail(Message, frozen=True):
-    request: int
-    lines: tuple[str, ...]
-
-
-class Stacks(Message, frozen=True):
-    """The answer to `FetchStacks`: the child's Python stacks, or why there are none."""
-
-    request: int
     text: str
+    request: int = -1
 
 
 class BoardStarted(Message, frozen=True):
@@ -431,13 +418,11 @@ class FeedEnd(Message, frozen=True):
     feeds: tuple[str, ...]
 
 
-class FetchLog(Message, frozen=True):
-    request: int
-    lines: int
+class Fetch(Message, frozen=True):
+    """Send the last `lines` that the child has printed; or its Python stacks, or why not."""
 
-
-class FetchStacks(Message, frozen=True):
     request: int
+    lines: int | None = None
 
 
 class Stop(Message, frozen=True):
@@ -476,11 +461,9 @@ FromAgent = (
     | Spooled
     | NodeActive
     | NodeLoad
-    | LastLines
     | Refused
     | LogLines
-    | LogTail
-    | Stacks
+    | Fetched
     | BoardStarted
     | CheckpointPart
     | CheckpointDone
@@ -488,7 +471,7 @@ FromAgent = (
 )
 ToFeeds = FeedBegin | ReadShare | Assign | FeedCut | FeedCovered | Granted | EpochEnd | FeedEnd
 ToNode = CheckpointCommit | AllGathered | Drain
-ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | Detach | ToNode | ToFeeds
+ToAgent = Begin | NewRound | StopChild | Fetch | Stop | Detach | ToNode | ToFeeds
 
 
 _encoder = msgspec.json.Encoder()

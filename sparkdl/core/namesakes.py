@@ -12,172 +12,117 @@ from typing import Any, NoReturn
 
 from sparkdl.core.texts import docs_page
 
-_SCORE = "sparkdl.KerasEstimator and its KerasModel, or sparkdl.TFModel, score a DataFrame"
-_ESTIMATOR = f"use sparkdl.KerasEstimator ({docs_page('spark-ml')})"
-_IMAGES = "Spark reads images itself: spark.read.format('image') or format('binaryFile')"
 _TFOS = "its modules are in sparkdl.tfos: from sparkdl.tfos import TFCluster"
-ADVICE = {
-    "DeepImageFeaturizer": _SCORE,
-    "DeepImagePredictor": _SCORE,
-    "KerasImageFileEstimator": _ESTIMATOR,
-    "KerasImageFileTransformer": _SCORE,
-    "KerasTransformer": _SCORE,
-    "TFImageTransformer": _SCORE,
-    "TFInputGraph": _SCORE,
-    "TFTransformer": _SCORE,
-    "TextEstimator": _ESTIMATOR,
-    "estimators": _ESTIMATOR,
-    "graph": _SCORE,
-    "image": _IMAGES,
-    "imageInputPlaceholder": _SCORE,
-    "imageSchema": _IMAGES,
-    "imageType": _IMAGES,
-    "readImages": _IMAGES,
-    "transformers": _SCORE,
-    "udf": _SCORE,
-    "xgboost": "use xgboost.spark, of the package xgboost",
+_DATABRICKS = {
+    "sparkdl.KerasEstimator and its KerasModel, or sparkdl.TFModel, score a DataFrame": (
+        "DeepImageFeaturizer DeepImagePredictor KerasImageFileTransformer KerasTransformer "
+        "TFImageTransformer TFInputGraph TFTransformer graph imageInputPlaceholder transformers udf"
+    ),
+    f"use sparkdl.KerasEstimator ({docs_page('spark-ml')})": (
+        "KerasImageFileEstimator TextEstimator estimators"
+    ),
+    "Spark reads images itself: spark.read.format('image') or format('binaryFile')": (
+        "image imageSchema imageType readImages"
+    ),
+    "use xgboost.spark, of the package xgboost": "xgboost",
 }
-"""By name of an attribute or module. An entry for a package applies to its modules."""
-_OF_OTHERS = {
-    "TFCluster": ("TensorFlowOnSpark", _TFOS),
-    "TFNode": ("TensorFlowOnSpark", _TFOS),
-    "TFParallel": ("TensorFlowOnSpark", _TFOS),
-}
-"""Names that people look for here: their home, and the advice."""
+"""Advice, and the attributes and modules that it is for. That for a package is for its modules."""
 _READERS = (
     "read any Parquet files by sparkdl.make_spark_converter('file:///…'), or "
     "ctx.batches(64, feed=sparkdl.parquet(…)), or cluster.feed(sparkdl.parquet(…))"
 )
-_OF_PETASTORM = {
-    **dict.fromkeys(("make_batch_reader", "make_reader", "reader", "tf_utils"), _READERS),
-    "pytorch": f"its loaders: call converter.make_torch_dataloader, or {_READERS}",
-    **dict.fromkeys(
-        ("codecs", "etl", "ngram", "predicates", "unischema"),
-        "for data sets with a Unischema: write plain Parquet by Spark, with arrays of numbers",
+_PETASTORM = {
+    _READERS: "make_batch_reader make_reader reader tf_utils",
+    f"its loaders: call converter.make_torch_dataloader, or {_READERS}": "pytorch",
+    "for data sets with a Unischema: write plain Parquet by Spark, with arrays of numbers": (
+        "codecs etl ngram predicates unischema"
     ),
 }
-"""Advice on Petastorm's modules and names, beside its converter."""
-
-_SERVICE = (
-    "TensorFlow's data service beside the training: feed the rows by cluster.feed, or let nodes "
-    "read files by sparkdl.parquet"
-)
 _ENGINE = "a part of Horovod's own launcher or engine, for which sparkdl has its own"
-_ON_SPARK = f"{_ENGINE}: call sparkdl.horovod.spark.run"
-_AGGREGATION = f"{_ENGINE}: DistributedOptimizer(backward_passes_per_step=…) adds gradients up"
-_FACES = ("torch", "tensorflow", "keras")
-_OF_HOROVOD = {
-    "_keras": f"{_ENGINE}: import sparkdl.horovod.keras or sparkdl.horovod.tensorflow.keras",
-    "data": "a loader that reads ahead: use torch.utils.data.DataLoader(num_workers=…), or "
-    "ctx.torch_dataset",
-    "mxnet": "Horovod for Apache MXNet, which has been retired: use PyTorch or TensorFlow",
-    "ray": "Horovod's launcher on Ray: sparkdl.horovod.spark.run starts the processes on Spark, "
-    "sparkdl.horovod.run on this machine",
-    "runner": f"{_ENGINE}: call sparkdl.horovod.run, or in a shell `sparkdl run -np 2 python "
-    "train.py`",
-    **dict.fromkeys(
-        (
-            *("spark.common.cache", "spark.common.data_loader", "spark.common.serialization"),
-            *("spark.data_loaders", "spark.keras.bare", "spark.keras.datamodule"),
-            *("spark.keras.optimizer", "spark.keras.tensorflow", "spark.keras.util"),
-            *("spark.lightning.datamodule", "spark.lightning.util", "spark.common.util"),
-            *("spark.torch.datamodule", "spark.torch.util", "spark.common.datamodule"),
-        ),
-        "a part of Horovod's own estimators: those of sparkdl.horovod.spark feed the rows of a "
-        "DataFrame, and fit_on_parquet those of Parquet files",
+_HOROVOD = {
+    f"{_ENGINE}: import sparkdl.horovod.keras or sparkdl.horovod.tensorflow.keras": "_keras",
+    "a loader that reads ahead: use torch.utils.data.DataLoader(num_workers=…), or "
+    "ctx.torch_dataset": "data",
+    "for Apache MXNet, which has been retired: use PyTorch or TensorFlow": "mxnet",
+    f"{_ENGINE}: call sparkdl.horovod.run or sparkdl.horovod.spark.run, or in a shell `sparkdl run "
+    "-np 2 python train.py`": (
+        "ray runner common.util tensorflow.util spark.conf spark.driver spark.gloo_run "
+        "spark.mpi_run spark.runner._get_indices_in_rank_order spark.runner._launch_job "
+        "spark.runner._make_mapper spark.runner._make_spark_thread "
+        "spark.runner._notify_and_register_task_addresses spark.runner._task_fn "
+        "spark.runner._register_task_addresses spark.task.gloo_exec_fn spark.task.mpirun_exec_fn "
+        "spark.task.task_info spark.task.task_service"
     ),
-    "spark.common.backend.Backend": "a base class for launchers of your own, and processes are "
-    "started in one way alone: use num_proc, or SparkBackend(num_proc)",
-    **dict.fromkeys(
-        ("spark.common.store.AbstractFilesystemStore", "spark.common.store.Store"),
-        "a part of Horovod's stores: they have train_path, val_path and runs_path",
+    "a part of Horovod's own estimators: those of sparkdl.horovod.spark feed the rows of a "
+    "DataFrame, and fit_on_parquet those of Parquet files": (
+        "spark.common.cache spark.common.data_loader spark.common.datamodule spark.common.util "
+        "spark.common.serialization spark.data_loaders spark.keras.bare spark.keras.datamodule "
+        "spark.keras.optimizer spark.keras.tensorflow spark.keras.util spark.lightning.datamodule "
+        "spark.lightning.util spark.torch.datamodule spark.torch.util"
     ),
-    **dict.fromkeys(
-        (
-            *("spark.conf", "spark.driver", "spark.gloo_run", "spark.mpi_run"),
-            *("spark.runner._get_indices_in_rank_order", "spark.runner._launch_job"),
-            *("spark.runner._make_mapper", "spark.runner._make_spark_thread"),
-            *("spark.runner._notify_and_register_task_addresses", "spark.runner._task_fn"),
-            *("spark.runner._register_task_addresses", "spark.task.gloo_exec_fn"),
-            *("spark.task.mpirun_exec_fn", "spark.task.task_info", "spark.task.task_service"),
-        ),
-        _ON_SPARK,
+    "a base class for launchers of your own, and processes are started in one way alone: use "
+    "num_proc, or SparkBackend(num_proc)": "spark.common.backend.Backend",
+    "a part of Horovod's stores: they have train_path, val_path and runs_path": (
+        "spark.common.store.AbstractFilesystemStore spark.common.store.Store"
     ),
-    "spark.tensorflow": _SERVICE,
-    "tensorflow.data": _SERVICE,
-    "keras.reducescatter": "not Keras' alone: use sparkdl.horovod.tensorflow.reducescatter",
-    "keras.callbacks.BestModelCheckpoint": "a ModelCheckpoint of Keras: call it with "
-    "save_best_only=True",
-    "common.elastic.State": "a base class: give hvd.elastic.ObjectState the objects to keep",
-    **dict.fromkeys(
-        (f"common.elastic.Update{part}StateCallback" for part in ("Batch", "Epoch")),
-        "a count that a LambdaCallback of Keras keeps: on_epoch_end=lambda epoch, logs: "
-        "setattr(state, 'epoch', epoch + 1)",
+    "TensorFlow's data service beside the training: feed the rows by cluster.feed, or let nodes "
+    "read files by sparkdl.parquet": "spark.tensorflow tensorflow.data",
+    "not Keras' alone: use sparkdl.horovod.tensorflow.reducescatter": "keras.reducescatter",
+    "a ModelCheckpoint of Keras: call it with save_best_only=True": (
+        "keras.callbacks.BestModelCheckpoint"
     ),
-    **dict.fromkeys(
-        (
-            *(
-                "tensorflow.PartialDistributedGradientTape",
-                "tensorflow.PartialDistributedOptimizer",
-            ),
-            "keras.PartialDistributedOptimizer",
-        ),
-        "for layers that are not shared: apply their gradients by an optimizer of their own",
+    "a base class: give hvd.elastic.ObjectState the objects to keep": "common.elastic.State",
+    "a count that a LambdaCallback of Keras keeps: on_epoch_end=lambda epoch, logs: "
+    "setattr(state, 'epoch', epoch + 1)": (
+        "common.elastic.UpdateBatchStateCallback common.elastic.UpdateEpochStateCallback"
     ),
-    **dict.fromkeys(
-        (
-            f"{module}.{name}_op"
-            for module in ("tensorflow", "tensorflow.mpi_ops")
-            for name in ("rank", "size", "local_rank", "local_size", "process_set_included")
-        ),
-        "a constant while the processes live: tf.constant(hvd.rank()), hvd.size() and so on",
+    "for layers that are not shared: apply their gradients by an optimizer of their own": (
+        "keras.PartialDistributedOptimizer tensorflow.PartialDistributedGradientTape "
+        "tensorflow.PartialDistributedOptimizer"
     ),
-    **dict.fromkeys(
-        ("tensorflow.SyncBatchNormalization", "tensorflow.sync_batch_norm"),
-        "batch normalization over all processes, in TensorFlow: use a larger batch for each "
-        "process, or keras.layers.GroupNormalization",
+    "a constant while the processes live: tf.constant(hvd.rank()), hvd.size() and so on": (
+        "tensorflow.rank_op tensorflow.size_op tensorflow.local_rank_op tensorflow.local_size_op "
+        "tensorflow.process_set_included_op tensorflow.mpi_ops.rank_op tensorflow.mpi_ops.size_op "
+        "tensorflow.mpi_ops.local_rank_op tensorflow.mpi_ops.local_size_op "
+        "tensorflow.mpi_ops.process_set_included_op"
     ),
-    **dict.fromkeys(
-        (
-            *("tensorflow.BroadcastGlobalVariablesHook", "tensorflow.broadcast_global_variables"),
-            "keras.broadcast_global_variables",
-        ),
-        "for TensorFlow 1: call hvd.broadcast_variables(model.variables, root_rank=0), or use "
-        "BroadcastGlobalVariablesCallback in fit",
+    "batch normalization over all processes, in TensorFlow: use a larger batch for each process, "
+    "or keras.layers.GroupNormalization": (
+        "tensorflow.SyncBatchNormalization tensorflow.sync_batch_norm"
     ),
-    "tensorflow.util": _ENGINE,
-    "common.util": _ENGINE,
-    **dict.fromkeys(
-        ("torch.sparse_allreduce_async", "torch.mpi_ops.sparse_allreduce_async"),
-        "for sparse tensors: reduce tensor.to_dense(); DistributedOptimizer takes sparse gradients",
+    "for TensorFlow 1: call hvd.broadcast_variables(model.variables, root_rank=0), or use "
+    "BroadcastGlobalVariablesCallback in fit": (
+        "keras.broadcast_global_variables tensorflow.BroadcastGlobalVariablesHook "
+        "tensorflow.broadcast_global_variables"
     ),
-    "tensorflow.gradient_aggregation": _AGGREGATION,
-    "tensorflow.gradient_aggregation_eager": _AGGREGATION,
-    **dict.fromkeys(
-        (f"{face}.{name}_timeline" for face in _FACES for name in ("start", "stop")),
-        "Horovod's own trace: use torch.profiler, or TensorFlow's or JAX's profiler, in the "
-        f"training function ({docs_page('profiling')})",
+    "for sparse tensors: reduce tensor.to_dense(); DistributedOptimizer takes sparse gradients": (
+        "torch.sparse_allreduce_async torch.mpi_ops.sparse_allreduce_async"
+    ),
+    f"{_ENGINE}: DistributedOptimizer(backward_passes_per_step=…) adds gradients up": (
+        "tensorflow.gradient_aggregation tensorflow.gradient_aggregation_eager"
+    ),
+    "Horovod's own trace: use torch.profiler, or TensorFlow's or JAX's profiler, in the training "
+    f"function ({docs_page('profiling')})": (
+        "keras.start_timeline keras.stop_timeline tensorflow.start_timeline "
+        "tensorflow.stop_timeline torch.start_timeline torch.stop_timeline"
     ),
 }
-"""Horovod's modules and names: the purpose of each, and the advice. Applies to submodules too."""
 
 
 def advise(fullname: str) -> None:
     """Raise for a name or a module that is another package's; do nothing for others."""
     name = fullname.removeprefix("sparkdl.")
-    if name in _OF_OTHERS:
-        home, advice = _OF_OTHERS[name]
-        raise _removed(f"sparkdl has no {name}, which is {home}'s: {advice}")
-    if advice := _found(name, ADVICE):
+    if name in ("TFCluster", "TFNode", "TFParallel"):
+        raise _removed(f"sparkdl has no {name}, which is TensorFlowOnSpark's: {_TFOS}")
+    if advice := _found(name, _DATABRICKS):
         raise _removed(
             f"{fullname} belongs to another package that is imported as sparkdl (Databricks' "
             f"Deep Learning Pipelines), and this one is sparkdl-cluster: {advice}"
         )
-    if name.startswith("horovod.") and (advice := _found(name[len("horovod.") :], _OF_HOROVOD)):
+    package, _, name = name.partition(".")
+    if package == "horovod" and (advice := _found(name, _HOROVOD)):
         raise _removed(f"sparkdl has no {fullname}: it is {advice}. See {docs_page('horovod')}")
-    if name.startswith("petastorm.") and (
-        advice := _found(name[len("petastorm.") :], _OF_PETASTORM)
-    ):
+    if package == "petastorm" and (advice := _found(name, _PETASTORM)):
         raise _removed(f"sparkdl has no {fullname}, which is Petastorm's: {advice}")
 
 
@@ -188,9 +133,10 @@ def missing_name(module: str, name: str) -> NoReturn:
 
 
 def _found(name: str, table: Mapping[str, str]) -> str:
-    while name and name not in table:
+    by_name = {each: advice for advice, names in table.items() for each in names.split()}
+    while name and name not in by_name:
         name = name.rpartition(".")[0]
-    return table.get(name, "")
+    return by_name.get(name, "")
 
 
 def _removed(text: str) -> ImportError:

@@ -80,9 +80,9 @@ class Controller:
         self.server = CoordinatorServer(token, self, *limits, tls=tls)
         self.events = ClusterEvents(spec, self.view, self.changed, self._loop)
         self._numbers = count()
-        self._answers: dict[int, dict[str, Any]] = {}
+        self._answers: dict[int, dict[str, str]] = {}
         """To questions, by their numbers and the agents."""
-        self._last_lines: dict[int, tuple[str, ...]] = {}
+        self._last_lines: dict[int, str] = {}
         """Of the child that ended last, by node id."""
         self.reached_at: ServerAddress | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -127,14 +127,14 @@ class Controller:
 
     def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
         """Return the last lines of a node's child; if its agent is gone, those of its end."""
-        answers = self._ask([node_id], partial(msg.FetchLog, lines=lines), deadline)
+        answers = self._ask([node_id], partial(msg.Fetch, lines=lines), deadline)
         with self.changed:
-            found = answers.get(node_id, self._last_lines.get(node_id, ()))
-        return tuple(found[-lines:]) if lines > 0 else ()
+            text = answers.get(node_id, self._last_lines.get(node_id, ""))
+        return tuple(text.split("\n")[-lines:]) if text and lines > 0 else ()
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
         """Return by node name the stacks of its child, or why they are unknown."""
-        answers = self._ask([node.node_id for node in self.spec.nodes], msg.FetchStacks, deadline)
+        answers = self._ask([node.node_id for node in self.spec.nodes], msg.Fetch, deadline)
         silent = "its agent did not answer: it is lost or stopped, or cannot be reached"
         if self.look(lambda view: states.is_empty(view.state)):
             silent = "it has ended, as the cluster has"
@@ -142,9 +142,9 @@ class Controller:
 
     def _ask(
         self, node_ids: Iterable[int], question: Callable[[int], msg.ToAgent], deadline: Deadline
-    ) -> dict[int, Any]:
+    ) -> dict[int, str]:
         """Ask the agents of some nodes; return the answers in time, by node id."""
-        number, answers = next(self._numbers), dict[str, Any]()
+        number, answers = next(self._numbers), dict[str, str]()
         with self.changed:
             agents = self._agents
             asked = {agents[n].agent_id: n for n in node_ids if n in agents}
@@ -237,16 +237,15 @@ class Controller:
                 self._note_gathering(agent_id, message)
             case msg.BoardStarted():
                 self._note_tensorboard(message)
-            case msg.LastLines(_, lines) if node_id is not None:
-                with self.changed:
-                    self._last_lines[node_id] = lines
             case msg.LogLines() if node_id is not None:
                 self.events.publish(events.Logged, self._name(node_id), message)
-            case msg.LogTail(number, answer) | msg.Stacks(number, answer):
+            case msg.Fetched(text, number):
                 with self.changed:
                     if number in self._answers:  # otherwise it comes too late
-                        self._answers[number][agent_id] = answer
+                        self._answers[number][agent_id] = text
                         self.changed.notify_all()
+                    elif number < 0 and node_id is not None:
+                        self._last_lines[node_id] = text
 
     def left(self, agent_id: str, reason: str) -> None:
         self._handle(states.AgentLeft(agent_id, reason, self.events.now_s()))

@@ -245,7 +245,7 @@ class Agent:
                     self._child.send(message)
             case messages.Detach():
                 self._detach()
-            case messages.FetchLog() | messages.FetchStacks():
+            case messages.Fetch():
                 self._observation.answer(message)
             case _:
                 self._feeds.on_driver_message(message)

@@ -15,15 +15,12 @@ from msgspec.structs import replace
 
 from sparkdl.control.channel import Consumed, Imported, Local, Reported, Waited
 from sparkdl.control.messages import (
-    FetchLog,
-    FetchStacks,
+    Fetch,
+    Fetched,
     FromAgent,
-    LastLines,
     LogLines,
-    LogTail,
     NodeActive,
     NodeLoad,
-    Stacks,
 )
 from sparkdl.core.throttle import Throttle
 from sparkdl.node.error_lines import marked_in, unmarked
@@ -72,23 +69,20 @@ class Observation:
         else:
             self._activity.note(message)
 
-    def answer(self, question: FetchLog | FetchStacks) -> None:
-        process = self._child.process
-        match question:
-            case FetchLog(request, lines):
-                tail = process.log.tail(lines)
-                self._report(LogTail(request, tail))
-            case FetchStacks(request):
-                loop = asyncio.get_running_loop()
-                process.stacks.ask(loop, process.pid, lambda it: self._report(Stacks(request, it)))
+    def answer(self, question: Fetch) -> None:
+        process, number = self._child.process, question.request
+        if question.lines is not None:
+            self._report(Fetched("\n".join(process.log.tail(question.lines)), number))
+            return
+        loop = asyncio.get_running_loop()
+        process.stacks.ask(loop, process.pid, lambda it: self._report(Fetched(it, number)))
 
     def end(self) -> None:
         """Report the last of a child that has ended."""
         # All of them now: the next child of this node has a log of its own.
         while self._streams_log and self._report_lines(is_last=True):
             pass
-        last = self._child.process.log.tail()
-        self._report(LastLines(self._child.generation, last))
+        self._report(Fetched("\n".join(self._child.process.log.tail())))
 
     def close(self) -> None:
         self._activity.close()

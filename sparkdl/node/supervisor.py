@@ -48,15 +48,6 @@ _ANSWER_S = 3.0
 _LOOK_S = 0.05
 """A stack that has not grown for so long is complete: faulthandler writes without pauses."""
 
-_REASONS = {
-    psutil.STATUS_STOPPED: "is stopped (SIGSTOP)",
-    psutil.STATUS_TRACING_STOP: "is stopped by a debugger",
-    psutil.STATUS_DISK_SLEEP: "waits inside the kernel, for a disk, a device or a network mount",
-    psutil.STATUS_ZOMBIE: "has ended",
-    psutil.STATUS_DEAD: "has ended",
-}
-
-
 LAST_LINES = 1000
 """How many of an ended child's last lines the driver keeps."""
 _PIPE_NBYTES = 1024 * 1024
@@ -481,8 +472,8 @@ def _why_silent(pid: int) -> str:
         status = psutil.Process(pid).status()
     except psutil.Error:
         return "the child has ended"
-    reason = _REASONS.get(status, f"is {status}, and did not answer the signal")
-    return f"no Python stacks within {_ANSWER_S:g} s: process {pid} {reason}"
+    state = "stopped (SIGSTOP)" if status == psutil.STATUS_STOPPED else status
+    return f"no Python stacks within {_ANSWER_S:g} s: process {pid} is {state}"
 
 
 class NodeChild:

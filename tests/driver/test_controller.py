@@ -253,8 +253,8 @@ def test_the_log_of_a_node_that_is_not_there_or_does_not_answer_is_empty(play: P
     assert play.controller.fetch_log(7, 5, Deadline.after(SOON_S)) == ()
     assert play.controller.fetch_log(0, 5, Deadline.after(0.05)) == ()
     asked = agents[0].hears()
-    assert isinstance(asked, msg.FetchLog)
-    agents[0].say(msg.LogTail(asked.request, ("too late",)))
+    assert isinstance(asked, msg.Fetch)
+    agents[0].say(msg.Fetched("too late", asked.request))
     agents[0].say(msg.ChildReturned(0, b""))
     play.until(lambda view: bool(getattr(view.state, "returned", ())))
 
@@ -262,9 +262,9 @@ def test_the_log_of_a_node_that_is_not_there_or_does_not_answer_is_empty(play: P
 def test_the_last_lines_of_a_child_outlive_its_agent_and_the_cluster(play: Play) -> None:
     agents = play.world()
     twin = play.agent(0, "twin", offers=False)
-    twin.say(msg.LastLines(0, ("of nobody",)))
-    agents[0].say(msg.LastLines(0, ("of the first child",)))
-    agents[0].say(msg.LastLines(0, ("one", "two", "three")))
+    twin.say(msg.Fetched("of nobody"))
+    agents[0].say(msg.Fetched("of the first child"))
+    agents[0].say(msg.Fetched("one\ntwo\nthree"))
     agents[0].say(msg.ChildReturned(0, b""))
     play.until(lambda view: bool(getattr(view.state, "returned", ())))
     play.controller.close()
