@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from sparkdl.core.texts import docs_page
-
 FailureKind = Literal[
     "exception", "exit", "signal", "oom", "lost", "unreachable", "port", "setup", "hang"
 ]
@@ -37,15 +35,6 @@ _HINTS: dict[str, str] = {
     "exit": "User code or a library ended the process without raising; see its last log lines.",
     "signal": "It ended from outside Python: a native crash, an operator, the kernel.",
 }
-
-_TRACEBACK_HINTS = {
-    re.compile(r"parallel_devices\[self\.local_rank\].*IndexError", re.DOTALL): (
-        "Lightning takes the nodes that share a host for one of its own nodes, which has as many "
-        "devices. Write Trainer(plugins=[sparkdl.lightning.Environment()], devices=1, "
-        f"num_nodes=ctx.num_workers), or the same for Fabric; see {docs_page('lightning')}."
-    ),
-}
-"""Explanations of errors from deep inside a library, by patterns of their tracebacks."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +90,7 @@ class Failure:
         parts = [self.headline()]
         if self.traceback:
             parts.append(self.traceback.rstrip())
-        found = (hint for like, hint in _TRACEBACK_HINTS.items() if like.search(self.traceback))
-        hint = _HINTS.get(self.kind) or next(found, "")
+        hint = _HINTS.get(self.kind, "")
         # An unknown exit status is no evidence of a signal, which the hint for this kind explains.
         if self.kind == "signal" and self.signal_number is None:
             hint = ""

@@ -13,7 +13,7 @@ from sparkdl.control.values import decode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
-from sparkdl.core.texts import checks_keywords, listed
+from sparkdl.core.texts import listed
 from sparkdl.core.world import World, host_port
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.ending import Ending, ends_if_interrupted
@@ -141,7 +141,6 @@ class Cluster:
         return self._controller.look(lambda view: status_of(view.state))
 
     @ends_if_interrupted  # outermost: a traceback begins there
-    @checks_keywords
     def feed(
         self,
         data: Any,
@@ -185,7 +184,6 @@ class Cluster:
         request = FeedRequest(data, epochs, timeout_s, role, reader=reader, shuffle=shuffle)
         return self._feeds.feed(feed, request, self._show_progress)
 
-    @checks_keywords
     def train_stream(
         self,
         data: DataFrame,
@@ -226,7 +224,6 @@ class Cluster:
         )
         return query
 
-    @checks_keywords
     def feed_async(
         self,
         data: Any,
@@ -254,7 +251,6 @@ class Cluster:
 
         return begin(work, f"sparkdl-feed-{feed}", self._executor.thread)
 
-    @checks_keywords
     def infer(
         self,
         data: Any,

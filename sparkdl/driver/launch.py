@@ -19,7 +19,6 @@ from sparkdl.core.files import absolute_url
 from sparkdl.core.options import Feeding, Recovery, Roles, Startup
 from sparkdl.core.settings import Environment, Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.core.texts import checks_keywords
 from sparkdl.core.tracking import follower_of_launch
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.dashboard import (
@@ -59,7 +58,6 @@ _TENSORBOARD_S = 150.0
 MapFun = Callable[[Any, Any], Any]
 
 
-@checks_keywords
 def launch(  # noqa: PLR0913 (one question, one name)
     spark: SparkSession | SparkContext | None,
     map_fun: MapFun,

@@ -36,7 +36,6 @@ from sparkdl.node.resources import allow_descriptors, feed_disk, feed_memory, wo
 from sparkdl.node.spec import (
     AgentSpec,
     StatusLine,
-    forget_agents_threads,
     print_status,
     read_spec,
     write_private,
@@ -359,7 +358,6 @@ class Lifeline:
 
 def main() -> int:
     """Run one agent; return its exit status: not 0 if another one is to be started."""
-    forget_agents_threads()
     # The descriptor stays open: its end is what the agent ends with.
     with open(0, "rb", closefd=False) as stream:
         agent_spec, payload = read_spec(stream)

@@ -13,7 +13,6 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.exchange import note_exchange
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
-from sparkdl.core.texts import checks_keywords
 from sparkdl.core.world import FIRST_TIME, Member, Resume, World
 from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.feed.reader.files import FileOrder
@@ -92,7 +91,6 @@ class NodeContext(LegacyContext):
         """Whether this node leads: the chief, or the first worker where there is none."""
         return self.rank == 0
 
-    @checks_keywords
     def batches(  # noqa: PLR0913 (one question, one name)
         self,
         batch_size: int,
@@ -182,7 +180,6 @@ class NodeContext(LegacyContext):
         """
         return self._link.feeds.reader(feed).has_epoch()
 
-    @checks_keywords
     def dataset(  # noqa: PLR0913 (what `batches` takes, and the columns)
         self,
         batch_size: int,

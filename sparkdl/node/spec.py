@@ -28,8 +28,6 @@ _log = logging.getLogger(__name__)
 Owner = Literal["task", "process"]
 _TAIL_NBYTES = 4000
 _LENGTHS = struct.Struct("!IQ")
-_THREADS = "OPENBLAS_NUM_THREADS"
-_IS_AGENTS = "SPARKDL_AGENT_THREADS"
 
 
 class AgentSpec(msgspec.Struct, frozen=True):
@@ -98,7 +96,7 @@ def start_agent(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
-        env=_of_agent(environment),
+        env=environment,
         # Ctrl-C and other signals for its starter's group do not reach the agent.
         start_new_session=True,
     )
@@ -113,20 +111,6 @@ def start_agent(
             process.stdin.close()
         process.wait()
     return process
-
-
-def _of_agent(environment: dict[str, str]) -> dict[str, str]:
-    """Return it with one thread for numpy, which Arrow brings along: an agent computes nothing."""
-    if _THREADS in environment:
-        return environment
-    # By default numpy starts a thread for each core when it is imported.
-    return {**environment, _THREADS: "1", _IS_AGENTS: "1"}
-
-
-def forget_agents_threads() -> None:
-    """Give children the environment that the agent was started for."""
-    if os.environ.pop(_IS_AGENTS, None):
-        del os.environ[_THREADS]
 
 
 def print_status(line: StatusLine) -> None:

@@ -83,11 +83,3 @@ def test_status_is_said_in_words(status: int, words: str) -> None:
 
 def test_signals_without_a_name_are_told_by_number() -> None:
     assert (signal_name(9), signal_name(99)) == ("SIGKILL", "signal 99")
-
-
-def test_error_from_deep_inside_lightning_hints_at_the_plugin() -> None:
-    traceback = "return self.parallel_devices[self.local_rank]\n  ~~~^^\nIndexError: list index"
-    what = failure("exception", "IndexError: list index", traceback=traceback)
-    assert "plugins=[sparkdl.lightning.Environment()]" in what.describe()
-    other = failure("exception", "IndexError: list index", traceback="IndexError: list index")
-    assert "plugins" not in other.describe()

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from sparkdl.core.errors import FeedTypeError
 from sparkdl.core.texts import did_you_mean, docs_page, listed
-from sparkdl.driver.handle import Cluster
-from sparkdl.node.context import NodeContext
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {path: path.read_text("utf-8") for path in (ROOT / "sparkdl").rglob("*.py")}
@@ -78,18 +73,3 @@ def test_misspelt_name_finds_the_one_that_was_meant(name: str, meant: str) -> No
 @pytest.mark.parametrize("name", ["gone", "x", ""])
 def test_name_that_is_near_none_finds_nothing(name: str) -> None:
     assert did_you_mean(name, KNOWN) == ""
-
-
-@pytest.mark.parametrize(
-    ("method", "option", "meant"),
-    [
-        (Cluster.feed, "epoch", "epochs"),
-        (Cluster.feed_async, "feeds", "feed"),
-        (NodeContext.batches, "shuffles", "shuffle"),
-    ],
-)
-def test_misspelt_option_of_a_feed_and_of_its_reader_is_named(
-    method: Callable[..., Any], option: str, meant: str
-) -> None:
-    with pytest.raises(TypeError, match=rf"{option!r}; did you mean {meant!r}\?"):
-        method(SimpleNamespace(ending=None), None, **{option: 1})

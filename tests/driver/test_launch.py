@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from typing import Any
 
-import psutil
 import pytest
 
 import sparkdl
@@ -61,34 +59,6 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=text):
         sparkdl.launch(None, **options)
     assert not processes()
-
-
-def test_misspelt_option_of_launch_and_run_is_named() -> None:
-    wrong: dict[str, Any] = {"node": 1, **LOCAL}
-    for call in (sparkdl.launch, sparkdl.run):
-        with pytest.raises(TypeError, match=r"argument 'node'; did you mean 'nodes'\?"):
-            call(None, hang, **wrong)
-
-
-def test_part_of_an_option_object_that_is_given_alone_is_told_its_place() -> None:
-    alone: dict[str, Any] = dict(min_nodes=1, **LOCAL)
-    place = r"'min_nodes'; it is part of `recovery`: recovery=Recovery\(min_nodes=…\)$"
-    with pytest.raises(TypeError, match=place):
-        sparkdl.launch(None, hang, **alone)
-
-
-def numpys_threads(args: None, ctx: NodeContext) -> list[str | None]:
-    agent = psutil.Process().parent()
-    assert agent is not None
-    environments = (agent.environ(), dict(os.environ))
-    return [each.get("OPENBLAS_NUM_THREADS") for each in environments]
-
-
-def test_only_agents_are_kept_from_numpys_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
-    assert sparkdl.run(None, numpys_threads, None, 1, **LOCAL) == [["1", None]]
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
-    assert sparkdl.run(None, numpys_threads, None, 1, **LOCAL) == [["3", "3"]]
 
 
 def test_run_returns_the_values_by_rank_and_leaves_nothing() -> None:
