@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import sparkdl.lightning
-from sparkdl.core.errors import ConfigError, NodeFailedError
-from sparkdl.core.options import Feeding
+from sparkdl.core.errors import ConfigError
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import Lines, launch
@@ -209,29 +208,3 @@ def test_every_strategy_trains_as_one_process_does_and_wrong_numbers_are_refused
             for one, other in zip(found[way], found["expected"], strict=True):
                 np.testing.assert_allclose(one, other, atol=1e-6)
     assert [line for line in lines.of("worker:0") if "The feed has ended" in line]
-
-
-def without_plugin(kind: str, ctx: NodeContext) -> None:
-    one: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "num_nodes": ctx.num_workers}
-    if kind == "fabric":
-        from lightning.fabric import Fabric
-
-        Fabric(**one, strategy="ddp").launch()
-    import pytorch_lightning
-    from torch.utils.data import DataLoader
-
-    model = _module(pytorch_lightning)
-    pytorch_lightning.Trainer(**QUIET, **one, strategy="ddp").fit(model, DataLoader([1, 2]))
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("kind", ["fabric", "trainer"])
-def test_nodes_on_one_host_without_the_plugin_are_told_of_it(kind: str) -> None:
-    hint = r"plugins=\[sparkdl\.lightning\.Environment\(\)\], devices=1"
-    with (
-        pytest.raises(NodeFailedError, match=hint),
-        launch(
-            without_plugin, kind, NODES, framework="torch", feeding=Feeding(fed=False)
-        ) as cluster,
-    ):
-        cluster.results(_SOON_S)

@@ -22,7 +22,7 @@ from sparkdl.control.messages import (
     decode_to_agent,
     encode,
 )
-from sparkdl.control.tls import Trust
+from sparkdl.control.tls import NAME, Trust
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.options import Recovery
 
@@ -67,7 +67,7 @@ class CoordinatorClient:
                 # network.
                 proxy=None,
                 ssl=trust.context() if trust else None,
-                server_hostname=trust.name if trust else None,
+                server_hostname=NAME if trust else None,
                 open_timeout=lease_s,
                 ping_interval=keep.ping_interval,
                 ping_timeout=keep.ping_timeout,

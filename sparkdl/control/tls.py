@@ -3,9 +3,9 @@
 `new_tls` makes a certificate for one cluster, in memory. It travels to the agents as the token
 does, and is all that the cluster's processes believe: it is its own root.
 
-A certificate has to carry one name, `Trust.name`, wherever it is shown. Names of hosts are not
-asked for: executors come up at addresses that no certificate could know. Python lets a check be
-left out, but gRPC does not, so both get the same name to look for (`override_hostname` in Flight).
+It carries one name wherever it is shown. Names of hosts are not asked for: executors come up at
+addresses that no certificate could know. Python lets a check be left out, but gRPC does not, so
+both get the same name to look for (`override_hostname` in Flight).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
 """How long a peer may take to shake hands."""
-_NAME = "cluster.internal"
+NAME = "cluster.internal"
 _CLOCK_SKEW = datetime.timedelta(days=1)
 """How far behind the clocks of executors may be: the certificate is valid from earlier on."""
 _LIFETIME = datetime.timedelta(days=3650)
@@ -41,37 +41,28 @@ _MISSING = (
 
 @dataclass(frozen=True)
 class Trust:
-    """The certificates by which a client trusts a server. Nothing of it is secret.
-
-    Attributes:
-        roots: certificates in PEM: the server shows one of them, or one that they vouch for.
-        name: the DNS name that it carries.
-    """
+    """The certificate, in PEM, that a client asks a server for. It is no secret."""
 
     roots: bytes = field(repr=False)
-    name: str
 
     def context(self) -> ssl.SSLContext:
-        """Return what a client of Python's shakes hands by, with `name` as the server's name."""
+        """Return what a client of Python's shakes hands by, with `NAME` as the server's name."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: any root ends the chain
-        context.check_hostname = bool(self.name)
-        # Text between the certificates may have any encoding, and does not count.
-        context.load_verify_locations(cadata=self.roots.decode("ascii", "ignore"))
+        context.load_verify_locations(cadata=self.roots.decode())
         return context
 
     def connect(self, host: str, port: int, timeout_s: float) -> ssl.SSLSocket:
         """Return a connection to a server that has presented a trusted certificate."""
         sock = create_connection((host, port), timeout_s)
         try:
-            return self.context().wrap_socket(sock, server_hostname=self.name or None)
+            return self.context().wrap_socket(sock, server_hostname=NAME)
         except BaseException:
             sock.close()
             raise
 
     def flight_options(self) -> dict[str, Any]:
-        return {"tls_root_certs": self.roots, "override_hostname": self.name}
+        return {"tls_root_certs": self.roots, "override_hostname": NAME}
 
 
 @dataclass(frozen=True)
@@ -92,8 +83,7 @@ class Tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         with _private_path(self.key) as key, _private_path(self.cert) as cert:
-            # Without a password OpenSSL would ask for one at the terminal, and wait.
-            context.load_cert_chain(cert, key, password=b"")
+            context.load_cert_chain(cert, key)
         return context
 
     def flight_options(self) -> dict[str, Any]:
@@ -135,7 +125,7 @@ def new_tls(why: str = "TLS") -> Tls:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_SKEW)  # hosts' clocks differ
         .not_valid_after(now + _LIFETIME)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(_NAME)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
         # The certificate is its own root, so it must be one that may sign.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(
@@ -149,7 +139,7 @@ def new_tls(why: str = "TLS") -> Tls:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    return Tls(Trust(pem, _NAME), pem, private)
+    return Tls(Trust(pem), pem, private)
 
 
 @contextmanager

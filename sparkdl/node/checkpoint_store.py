@@ -32,7 +32,6 @@ _log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _DIRECTORY = pafs.FileType.Directory
-_WRONG = "is missing or has another size"
 _WAIT = (
     "If a thread or an asynchronous save writes the files, wait for it inside the block: "
     "thread.join(), future.result(), wait_until_finished()"
@@ -147,8 +146,15 @@ class CheckpointStore:
         try:
             found = []
             for entry in self.entries():
-                manifest = self._read(entry) if entry.is_complete else None
-                if manifest is not None:
+                if not entry.is_complete:
+                    continue
+                manifest, wrong = self._read(str(entry.name))
+                if manifest is None:
+                    where = f"{self._url}/{entry.name}"
+                    _log.warning(
+                        "%s is skipped: %s. An older one is used; delete the folder", where, wrong
+                    )
+                else:
                     found.append((manifest.step, manifest.time_s, entry, manifest))
         except OSError as error:
             raise CheckpointError(f"checkpoint_dir={self._url} cannot be read: {error}") from error
@@ -159,21 +165,14 @@ class CheckpointStore:
         return Found(CheckpointRef(self.url_of(entry.name), step, -1), manifest)
 
     def manifest(self, name: str) -> Manifest:
-        """Return the manifest of the checkpoint called `name`."""
+        """Return the manifest of the checkpoint called `name`, which must be whole."""
         try:
-            with self._system.open_input_stream(f"{self._path}/{name}/{MANIFEST}") as file:
-                manifest = decode_manifest(file.read())
+            manifest, wrong = self._read(name)
         except OSError as error:
             raise CheckpointError(f"{self._url}/{name} cannot be read: {error}") from error
         if manifest is None:
-            raise CheckpointError(f"{self._url}/{name} has a broken manifest")
+            raise CheckpointError(f"{self._url}/{name} is broken: {wrong}")
         return manifest
-
-    def check_whole(self, name: str) -> None:
-        """Compare the checkpoint called `name` with its manifest."""
-        wrong = self._wrong(f"{self._path}/{name}", self.manifest(name))
-        if wrong:
-            raise CheckpointError(f"{self._url}/{name} is broken: {wrong[0]} {_WRONG}")
 
     def fetch(self, name: str) -> Path:
         """Return a local folder with the checkpoint called `name`, downloaded for this process."""
@@ -280,24 +279,16 @@ class CheckpointStore:
                 is_complete = False
             yield Entry(name, path, is_complete)
 
-    def _read(self, entry: Entry) -> Manifest | None:
-        with self._system.open_input_stream(f"{entry.path}/{MANIFEST}") as file:
+    def _read(self, name: str) -> tuple[Manifest | None, str]:
+        """Return the manifest of a checkpoint, or none and what is wrong with the checkpoint."""
+        path = f"{self._path}/{name}"
+        with self._system.open_input_stream(f"{path}/{MANIFEST}") as file:
             manifest = decode_manifest(file.read())
         if manifest is None:
-            _log.warning(
-                "%s/%s has a broken manifest and is skipped: an older checkpoint is used. Delete "
-                "its folder",
-                self._url,
-                entry.name,
-            )
-            return None
-        if wrong := self._wrong(entry.path, manifest):
-            _log.warning(
-                "%s/%s is skipped: %s %s. An older checkpoint is used; delete the folder",
-                *(self._url, entry.name, wrong[0], _WRONG),
-            )
-            return None
-        return manifest
+            return None, "its manifest is no manifest"
+        if wrong := self._wrong(path, manifest):
+            return None, f"{wrong[0]} is missing or has another size"
+        return manifest, ""
 
     def _wrong(self, folder: str, manifest: Manifest) -> list[str]:
         # By sizes, because checksums would take reading all files.

@@ -77,7 +77,7 @@ class LastCheckpoint(os.PathLike[str]):
                 f"{self.url} is not on this node; put checkpoint_dir on storage that all nodes "
                 "share"
             )
-        store.check_whole(name)
+        store.manifest(name)
         return folder
 
     def covered(self, feed: str) -> EpochRows:

@@ -212,8 +212,7 @@ class HadoopClasspath:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdout=subprocess.PIPE,  # its errors go into the child's log
                 text=True,
             )
         except OSError as error:
@@ -228,14 +227,13 @@ class HadoopClasspath:
         command = " ".join(map(str, self._process.args))  # type: ignore[arg-type]
         with self._process as process:
             try:
-                # It reads both pipes at once: a class path may be longer than a pipe holds.
-                jars, problem = process.communicate(timeout=timeout_s)
+                jars, _ = process.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 _warn(command, f"it took longer than {timeout_s:g} s")
                 return
         if process.returncode or not jars.strip():
-            _warn(command, f"status {process.returncode}, {problem.strip() or 'no class path'}")
+            _warn(command, f"status {process.returncode}, {len(jars)} characters of a class path")
             return
         parts = [environ.get("CLASSPATH", ""), jars.strip()]
         environ["CLASSPATH"] = os.pathsep.join(part for part in parts if part)

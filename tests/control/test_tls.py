@@ -10,7 +10,6 @@ import ssl
 import stat
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +111,7 @@ async def test_client_and_server_understand_each_other_over_tls(ours: Tls) -> No
 
 
 @on_loop
-async def test_wrong_root_wrong_name_and_no_tls_are_refused_in_a_line(
+async def test_wrong_root_and_no_tls_are_refused_in_a_line(
     ours: Tls,
 ) -> None:
     other = new_tls()
@@ -123,9 +122,7 @@ async def test_wrong_root_wrong_name_and_no_tls_are_refused_in_a_line(
 
     async with room(tls=other) as here:
         url = here.address.url
-        wrong = replace(other.trust, name="another.example")
         await refused(url, ours.trust, "is not this cluster's coordinator.*VERIFY_FAILED")
-        await refused(url, wrong, "is not this cluster's coordinator.*mismatch")
         await refused(url.replace("wss", "ws"), None, "cannot be reached")
         assert here.heard.queue.empty()
     async with room() as plain:

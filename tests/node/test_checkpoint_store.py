@@ -125,7 +125,7 @@ def test_file_behind_the_end_breaks_its_checkpoint_and_no_other(
     store.revoke(named(6))
     store.revoke(named(6))
     with pytest.raises(CheckpointError, match="cannot be read"):
-        store.check_whole(str(named(6)))
+        store.manifest(str(named(6)))
     assert steps(store)[str(named(5))]
     store.sweep(named(7), keep=1)
     assert steps(store) == {str(named(5)): True}

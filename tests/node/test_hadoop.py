@@ -65,10 +65,8 @@ def test_class_path_that_no_pipe_holds_arrives_whole(hadoop: Callable[..., None]
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("echo no JAVA_HOME >&2; exit 3", "status 3, no JAVA_HOME"),
-        ("true", "status 0, no class path"),
-        ("exec cat", "status 0, no class path"),  # its input is empty, not this process's
-        ("kill -9 $$", "status -9, no class path"),
+        ("echo no JAVA_HOME >&2; exit 3", "status 3"),
+        ("exec cat", "status 0, 0 characters"),  # its input is empty, not this process's
     ],
 )
 def test_a_failure_is_told_and_nothing_more(
