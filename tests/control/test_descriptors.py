@@ -66,21 +66,6 @@ def test_descriptors_come_under_their_keys_in_any_order() -> None:
         assert segments() == 0
 
 
-def test_descriptor_is_waited_for() -> None:
-    with serving() as server, connected(server) as handoff:
-        first = send(handoff)
-        second = first.rpartition("-")[0] + "-2"
-        waiting = Running(lambda: server.wait_fd(second, soon()))
-        assert send(handoff) == second
-        os.close(waiting.result())
-        os.close(server.wait_fd(first, soon()))
-
-
-def test_descriptor_that_does_not_come_is_an_error() -> None:
-    with serving() as server, pytest.raises(ProtocolError, match="'none' was announced"):
-        server.wait_fd("none", Deadline.after(0.01))
-
-
 def test_descriptor_for_which_there_is_no_room_is_known_to_be_lost() -> None:
     with serving() as server, connected(server) as handoff:
         fd, _ = write_segment(BATCH)

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 
 from sparkdl.control import channel as ch
 from sparkdl.control.messages import ChildReturned, EpochEnd
-from sparkdl.control.rows import Given
 from tests.doubles.feeds import SOON_S
 from tests.doubles.limits import no_descriptors_left
 
@@ -118,15 +117,6 @@ def test_closed_pipe_closes_what_is_queued_and_what_comes_later() -> None:
         agent.pipe.send(segment(1), later)
         agent.pipe.send(ch.EndMark("input"))
         assert not is_open(later)
-
-
-def test_last_words_are_heard_when_the_pipe_is_closed() -> None:
-    with opened() as agent:
-        ch.send(agent.child_end, ch.Consumed("input", Given(1)))
-        ch.send(agent.child_end, ChildReturned(0, b"result"))
-        agent.child_end.close()
-        agent.pipe.close()
-        assert agent.messages == [ch.Consumed("input", Given(1)), ChildReturned(0, b"result")]
 
 
 def test_last_words_are_heard_though_rows_for_the_child_can_no_longer_be_sent() -> None:

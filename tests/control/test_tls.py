@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import ssl
 import stat
 import sys
@@ -23,7 +22,7 @@ from sparkdl.control.tls import Tls, Trust, choose_tls, new_tls
 from sparkdl.core.errors import ConfigError, LaunchError
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.node.spec import AgentSpec
-from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, hello, on_loop, room
+from tests.control.rooms import SOON_S, TOKEN, hello, on_loop, room
 from tests.node.test_spec import PLAIN
 
 SETTING = "spark.network.crypto.enabled"
@@ -142,16 +141,6 @@ async def test_peers_that_do_not_shake_hands_are_dropped_and_do_not_hold_up_the_
         client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S, trust=ours.trust)
         await asyncio.wait_for(here.server.stop(), SOON_S / 4)
         await client.close()
-
-
-@on_loop
-async def test_mute_server_is_given_up(ours: Tls) -> None:
-    with socket.create_server((LOOPBACK, 0)) as mute:
-        url = f"wss://{LOOPBACK}:{mute.getsockname()[1]}"
-        with pytest.raises(LaunchError, match=r"cannot be reached.*Timeout"):
-            await CoordinatorClient.connect(url, TOKEN, 0.05, trust=ours.trust)
-        with pytest.raises(TimeoutError):
-            fetch_cause(url, TOKEN, ours.trust, timeout_s=0.05)
 
 
 @on_loop

@@ -148,19 +148,6 @@ def test_what_cannot_travel_is_refused_by_its_place(value: Any, words: str) -> N
     assert words in str(refused.value)
 
 
-def test_an_array_type_that_only_its_library_knows_is_refused_rather_than_bent() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    with pytest.raises(ResultError, match=r"^result\['w'\] is an array of dtype bfloat16"):
-        encode_value({"w": np.zeros(2, ml_dtypes.bfloat16)})
-
-
-def test_a_value_that_holds_itself_is_refused() -> None:
-    value: list[Any] = []
-    value.append(value)
-    with pytest.raises(ResultError, match="cannot be encoded"):
-        encode_value(value)
-
-
 def test_the_largest_value_still_fits_into_a_message_and_a_larger_one_is_refused() -> None:
     largest = encode_value(bytes(MAX_VALUE_NBYTES - 5))  # behind five bytes that tell its length
     assert len(largest) == MAX_VALUE_NBYTES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -36,16 +35,6 @@ def test_what_another_process_has_left_is_deleted(
         with scratch_folder() as folder:
             assert folder.parent == place
         (place / "left").mkdir()
-
-
-def test_folder_in_which_another_process_still_writes_is_no_obstacle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_place", None)
-    monkeypatch.setattr(shutil, "rmtree", lambda folder, ignore_errors: None)  # in vain, as then
-    (tmp_path / "left").mkdir()
-    make_scratch_in(tmp_path)
-    assert files._place == tmp_path
 
 
 def write_and_die(args: None, ctx: NodeContext) -> tuple[str, list[str]]:

@@ -45,11 +45,6 @@ def test_environment_reads_both_projects_names_and_takes_empty_for_unset(
     assert Environment.read(environ) == Environment(**wanted)
 
 
-def test_environment_is_that_of_this_process_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARKDL_NODE_HOST", "here")
-    assert Environment.read().node_host == "here"
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [

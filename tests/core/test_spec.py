@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import (
-    CHIEF,
     ClusterSpec,
     chief_named,
     plan_nodes,
@@ -88,14 +87,6 @@ def test_plan_without_a_trainer_is_refused(arguments: tuple[Any, ...], words: st
 def test_the_chief_cannot_take_another_roles_name(name: str) -> None:
     with pytest.raises(ConfigError, match="use 'chief' or 'master'"):
         chief_named(name)
-
-
-def test_a_master_is_a_chief_but_for_its_name() -> None:
-    assert chief_named("chief") == CHIEF
-    master = chief_named("master")
-    assert master.name == "master"
-    assert master.is_chief
-    assert master.finishes_job
 
 
 def test_only_chief_and_workers_train_are_fed_and_finish_the_job() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import NodeSpec, plan_nodes
-from sparkdl.core.world import Address, Member, World, build_world
+from sparkdl.core.world import Address, World, build_world
 
 
 def world_of(nodes: tuple[NodeSpec, ...], hosts: list[str], seed: int = 0) -> World:
@@ -49,12 +49,6 @@ def test_cluster_spec_lists_addresses_by_index_whatever_the_ranks() -> None:
         "evaluator": ["[::1]:103"],
         "worker": ["a:104", "b:105"],
     }
-
-
-def test_member_is_found_by_node_and_keeps_its_addresses() -> None:
-    world = world_of(NODES, list("abcdef"))
-    assert world.member(4) == Member(1, NODES[4], "e", 104, "grpc://4", 0)
-    assert world.member(4).role.name == "worker"
 
 
 def test_trainers_and_fed_are_chief_and_workers_by_rank() -> None:

@@ -34,13 +34,6 @@ def write(log: ChildLog, data: bytes) -> None:
     os.close(fd)
 
 
-def test_the_agents_own_lines_stand_among_the_childs(log: ChildLog) -> None:
-    log.add("no GPU")
-    write(log, b"one\n")
-    log.add("ends\nhere")
-    assert log.tail(10) == ("no GPU", "one", "ends", "here")
-
-
 def test_a_childs_lines_outlive_it_and_its_log(log: ChildLog) -> None:
     write(log, b"one\n")
     fd = log.open_for_child()
@@ -115,20 +108,6 @@ def test_lines_arrive_whole_however_they_were_written(
             heard += log.new_lines()
         assert [*heard, *log.new_lines(is_last=True)] == lines
         assert log.tail(100) == tuple(lines)
-
-
-@pytest.mark.parametrize("log", [{"read_nbytes": 1000}], indirect=True)
-def test_a_burst_comes_in_pieces_that_fit_into_a_message_and_nothing_is_lost(log: ChildLog) -> None:
-    lines = [f"line {i}" for i in range(500)]
-    write(log, "\n".join(lines).encode())
-    heard: list[str] = []
-    pieces = 0
-    while new := log.new_lines(is_last=True):
-        heard += new
-        pieces += 1
-        assert sum(map(len, new)) <= 1100
-    assert pieces > 1
-    assert heard == lines
 
 
 def test_the_largest_piece_fits_into_a_message_even_if_every_character_is_escaped(

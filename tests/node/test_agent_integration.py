@@ -184,16 +184,6 @@ def test_detached_agent_dies_with_its_executor_and_not_with_its_input(node: NewN
         assert one.agent.wait(SOON_S) == 0
 
 
-def test_agent_without_a_coordinator_says_so(node: NewNode) -> None:
-    one = node(hang)
-    one.controller.close()
-    one.start()
-    assert one.agent
-    assert one.agent.stdout
-    assert b"SPARKDL_DRIVER_HOST" in one.agent.stdout.read()
-    assert one.agent.wait(SOON_S) == 1
-
-
 def test_agent_that_still_connects_ends_with_its_owner(node: NewNode) -> None:
     """To a coordinator that takes connections and says nothing, for as long as the lease."""
     one = node(hang)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.fs as pafs
@@ -202,26 +201,3 @@ def test_given_up_checkpoint_leaves_nothing(store: CheckpointStore) -> None:
     store.give_up(named(1), folder, for_all=True)
     assert steps(store) == {}
     assert not folder.exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [
-        ("step-0000000012-ab-3", (named(12, "ab", 3), False)),
-        (".step-12345678901-ab-0", (named(12345678901, "ab"), True)),
-        ("step-12-ab-3", None),
-        ("step-0000000012-ab", None),
-        ("model.keras", None),
-    ],
-)
-def test_names_are_told_from_other_folders(text: str, parsed: object) -> None:
-    found = CheckpointName.parse(text)
-    assert found == parsed
-    if found:
-        name, is_unfinished = found
-        assert (name.unfinished if is_unfinished else str(name)) == text
-
-
-def test_local_paths_are_local_whatever_their_form(tmp_path: Path) -> None:
-    forms: list[Callable[[Path], str]] = [str, lambda p: f"file://{p}", lambda p: f"file:{p}"]
-    assert all(isinstance(open_store(form(tmp_path)), LocalStore) for form in forms)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import sys
@@ -133,10 +132,6 @@ def test_list_of_arguments_becomes_argv(start: StartNode) -> None:
     assert start(argv, ["train.py", "--steps", "3"]).value() == ["train.py", "--steps", "3"]
 
 
-def test_framework_sets_the_environment_before_map_fun(start: StartNode) -> None:
-    assert start(lambda args, ctx: os.environ["ROUND"], framework=LOSES_PORTS).value() == "5"
-
-
 @pytest.mark.parametrize("code", [0, None])
 def test_sys_exit_without_a_code_returns_none_and_names_the_users_line(
     start: StartNode, code: int | None
@@ -207,16 +202,6 @@ def test_missing_framework_is_told_before_there_is_a_world(start: StartNode) -> 
     assert isinstance(raised, channel.Raised)
     assert (raised.failure.kind, raised.failure.rank) == ("setup", -1)
     assert "frobnicate 3 cannot be imported" in raised.failure.message
-
-
-@pytest.mark.parametrize("users", [None, "the user's"])
-def test_variables_for_imports_are_the_frameworks_unless_the_user_has_set_them(
-    start: StartNode, users: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if users:
-        monkeypatch.setenv("ITS_OWN", users)
-    told = start(lambda args, ctx: os.environ["ITS_OWN"], framework=LOSES_PORTS).value()
-    assert told == (users or "by default")
 
 
 def test_modules_to_preload_are_there_before_the_world(start: StartNode) -> None:

@@ -96,15 +96,6 @@ def test_gpus_that_a_node_was_given_are_counted(
     assert context(port).num_gpus == count
 
 
-def test_trainers_are_counted_without_ps_and_evaluator(port: socket.socket) -> None:
-    assert context(port).num_workers == 3
-
-
-def test_first_worker_leads_where_there_is_no_chief(port: socket.socket) -> None:
-    world = world_of((PS, 0, "a"), (WORKER, 0, "a"), (WORKER, 1, "a"))
-    assert [context(port, world, node_id).is_chief for node_id in range(3)] == [False, True, False]
-
-
 def test_port_is_held_until_it_is_released_and_a_second_release_only_says_so(
     port: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:

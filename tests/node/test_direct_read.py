@@ -61,12 +61,6 @@ def test_trainers_share_the_rows_and_others_have_them_all(
     assert sent == [asked]
 
 
-def test_columns_of_the_batches_go_before_those_of_the_files() -> None:
-    sent = Asked()
-    context(1, sent).batches(8, ["c"], feed=sparkdl.parquet("s3://b/y", ["c", "d"]))
-    assert sent == [FileOrder(("s3://b/y",), (1, 2), 1, ("c",))]
-
-
 def test_mask_of_a_padded_column_is_made_of_the_column_in_the_files() -> None:
     sent = Asked()
     files = sparkdl.parquet("s3://b/y")

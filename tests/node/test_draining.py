@@ -44,16 +44,6 @@ def test_nodes_at_different_calls_are_asked_at_the_call_after_the_largest() -> N
     assert [behind.is_due() for _ in range(3)] == [False, False, True]
 
 
-def test_it_stays_true_until_a_checkpoint_is_made() -> None:
-    nodes = Nodes(1)
-    nodes.notices[0].hear(Drain(0, -1))
-    nodes.settle(-1)
-    assert nodes.notices[0].is_due()
-    assert nodes.notices[0].is_due()
-    nodes.notices[0].clear()
-    assert not nodes.notices[0].is_due()
-
-
 def test_call_waits_for_the_reports_of_nodes_that_have_not_heard() -> None:
     nodes = Nodes(2)
     nodes.notices[0].hear(Drain(0, -1))

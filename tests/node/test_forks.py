@@ -15,7 +15,6 @@ import numpy as np
 import psutil
 import pytest
 
-from sparkdl.core.errors import NodeFailedError
 from sparkdl.core.options import Feeding, Startup
 from sparkdl.driver.options import LogLine, Observe
 from sparkdl.node.context import NodeContext
@@ -99,15 +98,6 @@ def test_process_that_has_started_a_thread_is_not_forked(folder: Path) -> None:
 
 def os_pid(args: None, ctx: NodeContext) -> int:
     return os.getpid()
-
-
-def test_preload_that_fails_is_a_failed_setup_that_names_it(folder: Path) -> None:
-    (folder / preloaded.FAILS).touch()
-    with (
-        pytest.raises(NodeFailedError, match=r"preloaded.*ValueError: as asked"),
-        launch(os_pid, nodes=1, **OPTIONS) as cluster,
-    ):
-        cluster.results(SOON_S)
 
 
 def test_nothing_outlives_a_killed_agent(folder: Path, tmp_path: Path) -> None:

@@ -131,19 +131,6 @@ def test_nodes_inside_one_task_share_no_gpu(
 # claims
 
 
-def test_nodes_of_a_host_get_different_gpus_whatever_their_product_is_called(
-    host: Any, share: Any
-) -> None:
-    names = (H100, "Tesla", "NVIDIA GeForce RTX 3090", "NVIDIA A100 80GB PCIe", H100)
-    uuids = host(*(Device(name) for name in names))
-    taken = [share(2), share(1), share(2)]
-    assert [uuid for one in taken for uuid in seen(one)] == uuids
-    with pytest.raises(SparkConfigError, match="5 found, 0 free"):
-        share(1)
-    taken[1].close()
-    assert seen(share(None)) == [uuids[2]]
-
-
 def test_too_few_are_refused_with_found_and_free(host: Any, share: Any) -> None:
     _, _, third = host(Device(H100), Device(H100, (77, 78)), Device("NVIDIA T4"))
     share(1)
@@ -264,30 +251,6 @@ def test_in_a_pod_a_node_claims_only_what_is_asked_for(host: Any, share: Any) ->
     assert seen(share(1, environ=pod)) == [uuid]
 
 
-def test_a_gpu_is_what_the_driver_says_of_it() -> None:
-    devices = [
-        Device("NVIDIA H100 80GB HBM3", (7, 8), uuid="GPU-a"),
-        Device("Tesla", uuid="GPU-b"),
-    ]
-    assert gpus.list_gpus(Nvml(*devices)) == [
-        gpus.Gpu("GPU-a", "NVIDIA H100 80GB HBM3", (7, 8)),
-        gpus.Gpu("GPU-b", "Tesla", (), 1),
-    ]
-
-
 def test_a_gpu_that_a_container_hides_is_left_out_and_the_others_keep_their_numbers() -> None:
     found = gpus.list_gpus(Nvml(Device("T4", is_ours=False), Device("T4", uuid="GPU-b")))
     assert [(gpu.uuid, gpu.index) for gpu in found] == [("GPU-b", 1)]
-
-
-def test_a_virtual_gpu_that_does_not_tell_its_processes_is_one_all_the_same() -> None:
-    assert gpus.list_gpus(Nvml(Device("GRID", uuid="GPU-a"))) == [gpus.Gpu("GPU-a", "GRID")]
-
-
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml(starts=False))
-    with pytest.raises(FrameworkMissingError, match="does not answer: Driver Not Loaded"):
-        gpus.open_nvml().__enter__()
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(FrameworkMissingError, match="pip install nvidia-ml-py on the executors"):
-        gpus.open_nvml().__enter__()

@@ -49,19 +49,6 @@ def test_jars_are_appended_once(
     assert HadoopClasspath.begin() is None
 
 
-def test_without_hadoop_nothing_is_run(hadoop: Callable[..., None]) -> None:
-    assert HadoopClasspath.begin() is None
-
-
-def test_class_path_that_no_pipe_holds_arrives_whole(hadoop: Callable[..., None]) -> None:
-    hadoop("i=0; while [ $i -lt 9000 ]; do printf /opt/hadoop/lib/$i.jar:; i=$((i + 1)); done")
-    jars = HadoopClasspath.begin()
-    assert jars is not None
-    environ: dict[str, str] = {}
-    jars.finish(environ)
-    assert environ["CLASSPATH"].count(".jar:") == 9000
-
-
 @pytest.mark.parametrize(
     ("script", "words"),
     [

@@ -35,9 +35,3 @@ def test_freed_memory_is_used_again_without_the_kernel(monkeypatch: pytest.Monke
     for name in ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
         monkeypatch.delenv(name, raising=False)
     assert page_faults() < 100
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="it is about glibc")
-def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(1 << 20))
-    assert page_faults() > 1000

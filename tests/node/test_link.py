@@ -112,11 +112,6 @@ def test_who_waits_long_for_the_world_uses_the_time() -> None:
     assert used == ["late"]
 
 
-def test_world_that_does_not_come_in_time_is_an_error() -> None:
-    with linked() as ends, pytest.raises(FeedClosedError, match="before the world began"):
-        ends.link.wait_start(Deadline.after(0.01))
-
-
 def test_world_without_its_port_is_an_error_that_says_what_to_raise() -> None:
     with linked() as ends:
         ends.link._sort(start(), -1)  # the kernel drops descriptors that are too many
@@ -141,17 +136,6 @@ def test_feed_of_a_cluster_that_nobody_feeds_is_refused_at_once_by_whatever_read
                 read()
 
 
-def test_files_that_a_node_reads_itself_need_nobody_to_feed_them() -> None:
-    with linked() as ends:
-        ends.send(start(settings=OWN_DATA_SOON_GIVEN_UP))
-        ends.begun()
-        own = ends.link.feeds.own_files(None).reader
-        waiting = Running(own.has_epoch)
-        assert waiting.still_runs(4 * SOON_GIVEN_UP.feeding.timeout_s)
-        ends.send(channel.EndMark(own.feed))
-        assert not waiting.result()
-
-
 def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> None:
     with linked() as ends:
         ends.send(start(settings=SOON_GIVEN_UP))
@@ -165,15 +149,6 @@ def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> 
         )
         with pytest.raises(UnfedError, match=message):
             list(EpochBatches(misspelt, 4))
-
-
-def test_cluster_that_is_never_fed_is_given_up() -> None:
-    with linked() as ends:
-        ends.send(start(settings=SOON_GIVEN_UP))
-        ends.begun()
-        feed = DataFeed(ends.link.feeds.reader("input"), ends.link.send)
-        with pytest.raises(UnfedError, match=r"nothing is being fed here: call cluster\.feed"):
-            feed.next_batch(1)
 
 
 @pytest.mark.parametrize("why", ["begun", "inference", "resumed", "evaluator"])

@@ -19,13 +19,6 @@ def test_end_of_all_feeds_reaches_late_readers_and_none_that_the_node_fills_itse
         own.has_epoch()
 
 
-def test_each_feed_that_a_node_fills_itself_has_a_name_of_its_own() -> None:
-    readers = FeedReaders(list[Local]().append)
-    names = [readers.own_files(None).reader.feed for _ in range(2)]
-    assert names == ["parquet:0", "parquet:1"]
-    assert readers.reader("parquet:1") is readers.reader("parquet:1")
-
-
 def test_error_that_repeats_one_of_a_feed_is_that_one() -> None:
     readers = FeedReaders(list[Local]().append)
     found = readers.reader("input").raised = FeedTypeError("column 'c' holds 1 null")

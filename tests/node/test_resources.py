@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -27,13 +26,6 @@ MIB, GIB = 1024**2, 1024**3
 
 def test_the_own_address_is_the_one_on_the_way_to_the_peer() -> None:
     assert resources.own_host(("127.0.0.1", 80), NOTHING_SET) == "127.0.0.1"
-
-
-def test_the_own_address_can_be_set() -> None:
-    assert (
-        resources.own_host(("127.0.0.1", 80), Environment(node_host="node.example"))
-        == "node.example"
-    )
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
@@ -62,11 +54,6 @@ def test_the_port_that_is_asked_for_is_reserved_or_refused_by_name() -> None:
         assert sock.getsockname()[1] == port
 
 
-def test_a_host_that_is_not_this_one_is_refused_with_the_setting_to_change() -> None:
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*SPARKDL_NODE_HOST"):
-        resources.reserve_port("192.0.2.1", NOTHING_SET)  # RFC 5737
-
-
 @pytest.mark.parametrize(
     ("environ", "wanted"),
     [
@@ -86,14 +73,6 @@ def test_files_go_where_spark_cleans_up(
     assert (
         resources.work_root({k: v.format(**places) for k, v in environ.items()}) == places[wanted]
     )
-
-
-def test_files_go_to_the_temporary_folder_where_spark_names_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert resources.work_root({}) == Path(tempfile.gettempdir())
-    monkeypatch.setenv("SPARK_EXECUTOR_DIRS", str(tmp_path))
-    assert resources.work_root() == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -167,13 +146,6 @@ def test_the_cgroups_limit_is_found_in_either_version(
     assert resources.cgroup_limit() == limit
 
 
-def test_a_machine_without_cgroups_has_no_limit_and_no_kills(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(resources, "memory_cgroups", list)
-    assert (resources.cgroup_limit(), resources.oom_kills()) == (None, 0)
-
-
 @pytest.mark.parametrize(
     ("lines", "found"),
     [
@@ -219,10 +191,6 @@ def test_gpus_are_those_that_spark_assigned(
     context = SimpleNamespace(resources=lambda: assigned)
     monkeypatch.setattr("pyspark.TaskContext", SimpleNamespace(get=lambda: context))
     assert resources.assigned_gpus() == gpus
-
-
-def test_without_a_spark_task_no_gpu_is_assigned() -> None:
-    assert resources.assigned_gpus() is None
 
 
 def test_id_of_an_executor_stands_on_the_command_line_of_its_jvm() -> None:

@@ -76,16 +76,6 @@ def test_an_agent_shows_no_secret_imports_as_its_starter_and_has_a_session_of_it
     assert (echo / "session").read_text() == "True"
 
 
-def test_the_standard_input_stays_open_as_the_sign_of_its_owner(echo: Path) -> None:
-    process = started(PLAIN, b"x", [])
-    assert process.stdin is not None
-    assert not process.stdin.closed
-    assert process.poll() is None
-    with process:
-        pass
-    assert process.returncode == 0
-
-
 def test_an_agent_that_ends_at_once_is_waited_for(echo: Path) -> None:
     program = echo / "agent"
     program.write_text("#!/bin/sh\nexit 3\n")

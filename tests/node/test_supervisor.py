@@ -66,10 +66,6 @@ def line(child: Child, number: int = 1) -> str:
     return asyncio.run(asyncio.wait_for(look(), SOON_S))
 
 
-def test_signal_is_the_negative_status(spawn: Spawn) -> None:
-    assert end_of(spawn("segfaults.py")) == -signal.SIGSEGV
-
-
 def test_child_that_ignores_term_falls_to_kill(spawn: Spawn) -> None:
     child = spawn("ignores_term.py")
     assert line(child) == "up"

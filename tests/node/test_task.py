@@ -16,11 +16,6 @@ def spec(framework: str = "plain") -> ClusterSpec:
     return ClusterSpec("c", plan_nodes(1), framework=framework)
 
 
-def test_an_executor_that_has_all_and_reaches_the_driver_passes() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        check_executor(spec(), f"ws://127.0.0.1:{server.getsockname()[1]}")
-
-
 def test_a_driver_that_cannot_be_reached_is_a_config_error_naming_the_settings() -> None:
     with closing(socket.socket()) as bound:  # but not listening
         bound.bind(("127.0.0.1", 0))

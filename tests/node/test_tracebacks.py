@@ -6,9 +6,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from sparkdl.core.options import Recovery
 from sparkdl.node import child
 from sparkdl.node.child import user_traceback
 
@@ -41,11 +38,3 @@ def test_frames_that_led_to_the_users_code_are_left_out() -> None:
     assert names_of("".join(traceback.format_exception(error))) == ["begin", "divide"]
     assert names_of(user_traceback(error)) == ["divide"]
     assert user_traceback(error).endswith("ZeroDivisionError: by zero\n")
-
-
-def test_frames_of_sparkdl_alone_are_all_there() -> None:
-    with pytest.raises(TypeError) as caught:
-        Recovery(wait_s="soon")  # type: ignore[arg-type]
-    error = caught.value
-    error.__traceback__ = error.__traceback__.tb_next  # type: ignore[union-attr]
-    assert len(names_of(user_traceback(error))) == len(traceback.extract_tb(error.__traceback__))
