@@ -23,7 +23,6 @@ FINISHED = HTTPStatus.GONE
 
 
 def new_token() -> str:
-    """Return 256 random bits as text that fits into a header."""
     return secrets.token_urlsafe(32)
 
 
@@ -33,7 +32,6 @@ def bearer(token: str) -> str:
 
 
 def is_authorized(header: str | None, token: str) -> bool:
-    """Compare an `Authorization` header with the token, in constant time."""
     if header is None:
         return False
     given = header.encode(errors="surrogatepass")  # a header may hold any bytes

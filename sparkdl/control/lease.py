@@ -65,7 +65,6 @@ class KeepAlive:
 
 
 def agent_keep_alive(lease_s: float, host_timeout_s: float) -> KeepAlive:
-    """Return when an agent gives up its driver."""
     ping_s, close_s = min(lease_s / 4, host_timeout_s / 8), min(CLOSE_S, lease_s / 4)
     return KeepAlive(ping_s, 1.25 * lease_s, close_s, host_timeout_s / 2)
 
@@ -77,12 +76,10 @@ def driver_keep_alive(lease_s: float, host_timeout_s: float) -> KeepAlive:
 
 
 def beat_s(lease_s: float) -> float:
-    """Return how often an agent sends its child a beat."""
     return lease_s / 4
 
 
 def look_s(lease_s: float) -> float:
-    """Return how long each look of a child lasts."""
     return 1.5 * lease_s / SILENT_LOOKS
 
 

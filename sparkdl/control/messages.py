@@ -182,7 +182,6 @@ class NodeActive(Message, frozen=True):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The metrics as numbers, not all of them finite."""
         return {name: float(value) for name, value in self.metrics.items()}
 
 
@@ -484,7 +483,6 @@ def encode(message: FromAgent | ToAgent) -> str:
 
 
 def decode_from_agent(data: str | bytes) -> FromAgent:
-    """Return the message an agent sent."""
     try:
         return _from_agent.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -492,7 +490,6 @@ def decode_from_agent(data: str | bytes) -> FromAgent:
 
 
 def decode_to_agent(data: str | bytes) -> ToAgent:
-    """Return the message the coordinator sent."""
     try:
         return _to_agent.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:

@@ -53,7 +53,6 @@ class Trust:
         return context
 
     def connect(self, host: str, port: int, timeout_s: float) -> ssl.SSLSocket:
-        """Return a connection to a server that has presented a trusted certificate."""
         sock = create_connection((host, port), timeout_s)
         try:
             return self.context().wrap_socket(sock, server_hostname=NAME)

@@ -45,7 +45,6 @@ def encode_value(value: Any) -> bytes:
 
 
 def decode_value(data: bytes) -> Any:
-    """Return the value that `encode_value` was given."""
     try:
         return msgspec.msgpack.decode(data, ext_hook=_raise_up)
     except (msgspec.MsgspecError, ValueError, TypeError, SyntaxError, RecursionError) as error:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Deadline:
-    """A moment on the monotonic clock."""
-
     at_s: float
     clock: Callable[[], float] = time.monotonic
 

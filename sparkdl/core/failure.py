@@ -120,7 +120,6 @@ class Failure:
 
 
 def status_in_words(status: int) -> str:
-    """Return how a process has ended, by its `Popen.returncode`."""
     return f"exit code {status}" if status >= 0 else signal_name(-status)
 
 
@@ -160,7 +159,6 @@ class Code(Enum):
         return self.values_in(error) is not None
 
     def values_in(self, error: BaseException | str) -> tuple[str, ...] | None:
-        """Return the values written with this code; `None` if the text does not have it."""
         found = re.search(rf'\[{self.value}((?: "(?:[^"\\]|\\.)*")*)\]', str(error))
         if found is None:
             return None

@@ -19,8 +19,6 @@ Function: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Patch:
-    """A function of a framework, the conditions for replacing it, and the replacement."""
-
     target: str
     """`module:attribute` or `module:Class.attribute`."""
     parameters: tuple[str, ...]

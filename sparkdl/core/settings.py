@@ -133,7 +133,6 @@ class Environment:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
-        """Read the variables of this process."""
         return cls(**{each.name: each.metadata["read"](environ) for each in fields(cls)})
 
 

@@ -82,7 +82,6 @@ class NodeSpec:
 
     @property
     def name(self) -> str:
-        """`role:index`, for example `worker:1`."""
         return f"{self.role.name}:{self.index}"
 
 
@@ -163,7 +162,6 @@ class ClusterSpec:
 
     @property
     def is_fed(self) -> bool:
-        """Whether Spark tasks feed `map_fun`; otherwise it reads its own data."""
         return self.settings.feeding.fed
 
     @property

@@ -49,14 +49,12 @@ def track_by(tracker: Tracker | None) -> None:
 
 
 def follower_of_launch() -> Any:
-    """Return the tracker's subscriber for a cluster that this thread launches, or None."""
     tracker = _Chosen.tracker
     return None if tracker is None else _guarded(tracker.cluster, _span.get())
 
 
 @contextmanager
 def tracked(kind: Kind, **facts: Any) -> Iterator[Note]:
-    """Report a span to the tracker; yield a function that takes its results by name."""
     tracker = _Chosen.tracker
     if tracker is None:
         yield lambda **_: None

@@ -33,7 +33,6 @@ class Member:
 
     @property
     def address(self) -> str:
-        """`host:port`, with brackets around an IPv6 host."""
         return host_port(self.host, self.port)
 
     @property
@@ -81,14 +80,11 @@ class World:
 
     @property
     def fed(self) -> tuple[Member, ...]:
-        """Members that receive rows, by rank."""
         return tuple(member for member in self.members if member.role.is_fed)
 
 
 @dataclass(frozen=True)
 class Address:
-    """The address of an agent that is not yet a member of a world."""
-
     host: str
     port: int
     data_address: str
@@ -96,8 +92,6 @@ class Address:
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """A checkpoint that is complete."""
-
     url: str
     step: int
     generation: int = 0
@@ -109,8 +103,6 @@ class CheckpointRef:
 
 @dataclass(frozen=True)
 class Resume:
-    """Where a world resumes."""
-
     restarts: int = 0
     checkpoint: CheckpointRef | None = None
 
@@ -143,5 +135,4 @@ def build_world(generation: int, nodes: dict[NodeSpec, Address]) -> World:
 
 
 def host_port(host: str, port: int) -> str:
-    """Return `host:port` as in URLs, with brackets around an IPv6 host (RFC 3986, 3.2.2)."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

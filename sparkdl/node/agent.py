@@ -100,7 +100,6 @@ class Agent:
         self._lifeline = Lifeline(agent_spec, self._orphan)
 
     async def run(self) -> None:
-        """Serve until the end."""
         serving = asyncio.ensure_future(self._serve())
         ended = asyncio.ensure_future(self._ended.wait())
         try:
@@ -269,7 +268,6 @@ class Agent:
     # The coordinator.
 
     def _hello(self) -> messages.Hello:
-        """Start to receive rows, if the node gets any; return what to report first."""
         agent_spec, address = self._agent_spec, ""
         # Only a node that may get rows opens a port for them.
         if self._spec.is_fed and agent_spec.node.role.can_be_fed:

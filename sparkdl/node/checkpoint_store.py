@@ -88,7 +88,6 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def decode_manifest(data: bytes) -> Manifest | None:
-    """Read a manifest; `None` if it is broken, in whatever way."""
     try:
         return msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
@@ -97,8 +96,6 @@ def decode_manifest(data: bytes) -> Manifest | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """A folder that is a checkpoint, or would have become one."""
-
     name: CheckpointName
     path: str
     is_complete: bool
@@ -256,7 +253,6 @@ class CheckpointStore:
                 self._delete(entry.path)
 
     def _written_behind(self, name: CheckpointName) -> str:
-        """Return a file that stands where this node wrote its part; empty if there is none."""
         return _any_file(self._scratch / f"checkpoint-{name}")
 
     def _empty(self, name: str) -> Path:
@@ -304,7 +300,6 @@ class CheckpointStore:
         }
 
     def _seal(self, folder: str, manifest: Manifest) -> Manifest:
-        """Put the manifest into a folder all nodes have written to; return it, with the files."""
         for node in manifest.nodes:
             if self._system.get_file_info(_mark(folder, node)).type != pafs.FileType.File:
                 raise CheckpointError(

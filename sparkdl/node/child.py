@@ -81,7 +81,6 @@ def _import_more(framework: Framework) -> None:
 
 
 def import_all(framework_name: str, preload: Sequence[str]) -> Framework:
-    """Import a framework, and what `Startup(preload=…)` names."""
     framework = framework_named(framework_name)
     # Begun before the imports, so that Hadoop's script runs beside them.
     jars = HadoopClasspath.begin()
@@ -137,7 +136,6 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
 
 
 def _preload(modules: Sequence[str]) -> None:
-    """Import what `Startup(preload=…)` names."""
     for name in modules:
         try:
             import_module(name)
@@ -177,7 +175,6 @@ def _call(
 
 
 def _place_of(stop: SystemExit) -> str:
-    """Return the file and line of the user's innermost call that led to an exit."""
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     outside = ("<frozen", *_OWN, *(f"{folder}{os.sep}" for folder in libraries))
     frames = traceback.extract_tb(stop.__traceback__)

@@ -45,7 +45,6 @@ def mark_error_lines() -> None:
 
 
 def marked_in(lines: Sequence[str]) -> tuple[int, ...]:
-    """Return the places of the lines that begin with a mark."""
     return tuple(place for place, line in enumerate(lines) if line.startswith(MARK))
 
 

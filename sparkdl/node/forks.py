@@ -68,7 +68,6 @@ def _run(*connections: Connection) -> None:
 
 
 def start_fork(fork: BaseProcess) -> int:
-    """Have the server fork a process; return its process id."""
     fork.start()
     # Or the agent's own end would wait for it.
     getattr(process, "_children").discard(fork)  # noqa: B009 (mypy does not know it)

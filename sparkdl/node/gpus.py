@@ -69,7 +69,6 @@ NONE = GpuShare({"CUDA_VISIBLE_DEVICES": ""})
 
 
 def has_driver() -> bool:
-    """Whether this host has an NVIDIA driver, as far as this process may see."""
     return any(Path(device).exists() for device in _DEVICES)
 
 

@@ -78,7 +78,6 @@ class Observation:
         process.stacks.ask(loop, process.pid, lambda it: self._report(Fetched(it, number)))
 
     def end(self) -> None:
-        """Report the last of a child that has ended."""
         # All of them now: the next child of this node has a log of its own.
         while self._streams_log and self._report_lines(is_last=True):
             pass

@@ -119,7 +119,6 @@ def allow_descriptors() -> None:
 
 
 def oom_kills() -> int:
-    """Return how many processes of this cgroup the kernel has killed for memory; 0 if unknown."""
     return _cgroup(_OOM_KILLS) or 0
 
 
@@ -128,7 +127,6 @@ def cgroup_limit() -> int | None:
 
 
 def _cgroup(wanted: Mapping[str, str]) -> int | None:
-    """Return the nearest memory cgroup's value; `None` if no cgroup has one."""
     for directory in memory_cgroups():
         for name, pattern in wanted.items():
             with suppress(OSError):
@@ -138,7 +136,6 @@ def _cgroup(wanted: Mapping[str, str]) -> int | None:
 
 
 def memory_cgroups() -> list[Path]:
-    """Return the folders of this process's memory cgroups, and of those around them."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -40,15 +40,11 @@ class Ready:
 
 @dataclass(frozen=True)
 class Begun:
-    """The child has been given the world."""
-
     generation: int
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """The child has reported how `map_fun` ended, and is exiting."""
-
     generation: int
     outcome: ChildReturned | Raised
     deadline_s: float
@@ -89,8 +85,6 @@ class ChildReportedEnd:
 
 @dataclass(frozen=True)
 class ChildExited:
-    """The child has ended; `status` is `Popen.returncode`."""
-
     status: int
 
 
@@ -101,8 +95,6 @@ class RoundRequested:
 
 @dataclass(frozen=True)
 class ChildStopRequested:
-    """The coordinator wants the child of `generation` to end."""
-
     generation: int
     grace_s: float
     reason: str = ""
@@ -175,7 +167,6 @@ Step = tuple[S, list[Action]]
 
 
 def step(state: State, event: Event, now_s: float) -> Step[State]:
-    """Return the state after `event`, and the actions to perform."""
     return transition(TRANSITIONS, state, event, now_s)
 
 

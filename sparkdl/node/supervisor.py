@@ -532,12 +532,10 @@ class NodeChild:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The GPUs that the child uses, as far as they are known: UUIDs, or Spark's numbers."""
         return visible_gpus(self._gpus.environment) or ()
 
     @property
     def port(self) -> int:
-        """The node's port, reserved for a child that has not begun."""
         return int(self._port.getsockname()[1])
 
     def send(self, message: Local, fd: int = -1) -> None:

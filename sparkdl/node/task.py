@@ -123,7 +123,6 @@ class NodeTask:
     tls: Tls | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run one node; `batches` only carries the partition."""
         import pyarrow as pa
         from pyspark import TaskContext
 

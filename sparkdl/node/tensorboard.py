@@ -97,7 +97,6 @@ class TensorBoard:
                 await _end(process)
 
     async def _come_up(self, process: asyncio.subprocess.Process) -> int:
-        """Return its port as soon as it says that it listens there."""
         assert process.stdout is not None
         async for line in process.stdout:
             self._lines.append(line)

@@ -175,7 +175,6 @@ def place_of(frame: FrameType | None) -> Place:
 
 
 def is_called_by_tensorflow(frame: FrameType | None) -> bool:
-    """Whether TensorFlow has called Python in this thread, as for a generator of rows."""
     return any(each.f_code.co_filename.endswith(_PRODUCER) for each in _outwards(frame))
 
 
