@@ -28,17 +28,11 @@ def listening_socket(host: str, ports: Sequence[int], who: str, setting: str) ->
             return socket.create_server(address[:2], family=family, backlog=BACKLOG)
         except OSError as error:
             problem = str(error)
-    raise cannot_listen(host, ports, who, setting, problem)
-
-
-def cannot_listen(
-    host: str, ports: Sequence[int], who: str, setting: str, problem: str
-) -> ConfigError:
     first, last = ports[0], ports[-1]
     where = (
         f"ports {first}-{last}" if first != last else f"port {first}" if first else "any free port"
     )
-    return ConfigError(
+    raise ConfigError(
         f"{who} cannot listen on {host}, {where}: {problem}. Set {setting}_HOST to "
         f"an address of this machine that its clients reach, and {setting}_PORT to a free port or "
         "range"

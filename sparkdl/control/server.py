@@ -34,7 +34,7 @@ from sparkdl.control.messages import (
     decode_from_agent,
     encode,
 )
-from sparkdl.control.ports import BACKLOG, cannot_listen
+from sparkdl.control.ports import BACKLOG, listening_socket
 from sparkdl.control.tls import HANDSHAKE_S, Tls
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.options import Recovery
@@ -125,33 +125,25 @@ class CoordinatorServer:
         if self.tls is not None:
             handshake_s = min(HANDSHAKE_S, self._hello_s)
             encryption = {"ssl": self.tls.context(), "ssl_handshake_timeout": handshake_s}
-        problem = ""  # no exception: its traceback would keep what the callers hold
-        for port in ports:
-            try:
-                self._server = await serve(  # at all addresses that `host` has
-                    self._serve_agent,
-                    host,
-                    port,
-                    process_request=self._on_request,
-                    create_connection=self._accept,  # type: ignore[arg-type]
-                    max_size=MAX_MESSAGE_NBYTES,
-                    backlog=BACKLOG,
-                    # Messages are small, and zlib takes memory and time for each agent.
-                    compression=None,
-                    open_timeout=self._hello_s,
-                    ping_interval=self._keep.ping_interval,
-                    ping_timeout=self._keep.ping_timeout,
-                    close_timeout=min(self._close_s, self._keep.close_timeout),
-                    logger=logging.getLogger("sparkdl.control.websockets"),
-                    **encryption,
-                )
-            except OSError as error:
-                problem = str(error)
-                continue
-            bound_port = next(iter(self._server.sockets)).getsockname()[1]
-            self.address = ServerAddress(host, bound_port, self.tls is not None)
-            return self.address
-        raise cannot_listen(host, ports, "the coordinator", "SPARKDL_DRIVER", problem)
+        sock = listening_socket(host, ports, "the coordinator", "SPARKDL_DRIVER")
+        self._server = await serve(
+            self._serve_agent,
+            sock=sock,
+            process_request=self._on_request,
+            create_connection=self._accept,  # type: ignore[arg-type]
+            max_size=MAX_MESSAGE_NBYTES,
+            backlog=BACKLOG,
+            # Messages are small, and zlib takes memory and time for each agent.
+            compression=None,
+            open_timeout=self._hello_s,
+            ping_interval=self._keep.ping_interval,
+            ping_timeout=self._keep.ping_timeout,
+            close_timeout=min(self._close_s, self._keep.close_timeout),
+            logger=logging.getLogger("sparkdl.control.websockets"),
+            **encryption,
+        )
+        self.address = ServerAddress(host, sock.getsockname()[1], self.tls is not None)
+        return self.address
 
     def send(self, agent_id: str, message: ToAgent) -> None:
         """Send a message; `left` reports an agent that has gone, not this."""

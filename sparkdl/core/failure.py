@@ -104,19 +104,15 @@ class Failure:
     def _verb(self) -> str:
         if self.kind == "signal" and self.signal_number is not None:
             return f"was killed by {signal_name(self.signal_number)}. {self.message}".rstrip()
-        if self.kind == "exit":
-            return f"ended with exit code {self.exit_code}. {self.message}".rstrip()
-        if self.kind == "exception":
-            return f"raised {self.message}"
-        if self.kind == "oom":
-            return f"was killed for lack of memory. {self.message}".rstrip()
-        if self.kind == "lost":
-            return f"was lost: {self.message}"
-        if self.kind == "unreachable":
-            return self.message
-        if self.kind == "hang":
-            return f"hung: it {self.message}"
-        return f"failed: {self.message}"
+        verbs = {
+            "exit": f"ended with exit code {self.exit_code}. ",
+            "exception": "raised ",
+            "oom": "was killed for lack of memory. ",
+            "lost": "was lost: ",
+            "unreachable": "",
+            "hang": "hung: it ",
+        }
+        return f"{verbs.get(self.kind, 'failed: ')}{self.message}".rstrip()
 
 
 def status_in_words(status: int) -> str:

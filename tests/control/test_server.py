@@ -7,7 +7,6 @@ import re
 import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
-from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -273,29 +272,6 @@ async def test_the_first_free_port_is_taken() -> None:
         other.close()
         address = await server.start(LOOPBACK, (taken, taken, wanted, unused))
         assert address == ServerAddress(LOOPBACK, wanted)
-        await server.stop()
-
-
-@on_loop
-async def test_a_server_listens_at_all_addresses_of_its_host(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """An executor may have a way to one of them alone."""
-    addresses, resolve = (LOOPBACK, "127.0.0.2"), socket.getaddrinfo
-
-    def resolved(host: str, *args: Any, **options: Any) -> list[Any]:
-        names = addresses if host == "two.example" else (host,)
-        return [found for name in names for found in resolve(name, *args, **options)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolved)
-    with closing(held_port()) as held:
-        port = held.getsockname()[1]
-    server = CoordinatorServer(TOKEN, Heard(), 60.0)
-    await server.start("two.example", (port,))
-    try:
-        for address in addresses:
-            socket.create_connection((address, port), SOON_S).close()
-    finally:
         await server.stop()
 
 
