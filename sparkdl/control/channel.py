@@ -8,7 +8,7 @@ Runs in: agent, child
       │  EndMark, Reopened, Reclaim ───────────────▶│
       │  FeedBegin, Granted, EpochEnd,              │
       │      FeedCovered ──────────────────────────▶│  the coordinator's, passed on
-      │◀───────────────────── Imported, ChildRunning│  the framework is; map_fun is called
+      │◀─────────────────────────────── ChildRunning│  map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
       │◀───────── Results + descriptor, Terminated  │
       │◀─────────────────────────── Reported, Waited│  the step that user code is at, what it does
@@ -121,10 +121,6 @@ class Beat(LocalMessage, frozen=True):
     """The agent lives; see `control/lease.py`."""
 
 
-class Imported(LocalMessage, frozen=True):
-    """The framework is imported; the child waits for `Start`."""
-
-
 class Consumed(LocalMessage, frozen=True):
     """What user code has been given of a feed since the child started; see `FeedCount`.
 
@@ -202,7 +198,6 @@ Local = (
     | EndMark
     | Reclaim
     | Beat
-    | Imported
     | ChildRunning
     | Consumed
     | Release

@@ -3,7 +3,8 @@
 Runs in: driver
 
 A search has trials, a trial or a fit has clusters. Spans nest by the context of the thread that
-begins them. A tracker's errors are logged and do not affect the training.
+begins them. A tracker's errors are logged and do not affect the training. Its methods, as those in
+`mlflow/tracker.py`, must be quick: they run in the user's thread.
 """
 
 from __future__ import annotations
@@ -13,37 +14,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 _log = logging.getLogger(__name__)
 Kind = Literal["search", "trial", "fit"]
 Note = Callable[..., None]
 
 
-class Tracker(Protocol):
-    """A listener for trainings. Its methods must be quick: they run in the user's thread."""
-
-    def begin(self, kind: Kind, within: Any, facts: dict[str, Any]) -> Any:
-        """Return the span that begins; `within` is the one around it, None for none."""
-
-    def note(self, span: Any, **facts: Any) -> None:
-        """Take what came of a span."""
-
-    def end(self, span: Any, error: BaseException | None) -> None:
-        """Close a span; `error` is the exception that it raised, if any."""
-
-    def cluster(self, within: Any) -> Any:
-        """Return a subscriber for a cluster that is launched within a span."""
-
-
 class _Chosen:
-    tracker: Tracker | None = None
+    tracker: Any = None
 
 
 _span: ContextVar[Any] = ContextVar("sparkdl_span", default=None)
 
 
-def track_by(tracker: Tracker | None) -> None:
+def track_by(tracker: Any) -> None:
     """Report trainings that begin from now on to `tracker`; to no tracker if None."""
     _Chosen.tracker = tracker
 

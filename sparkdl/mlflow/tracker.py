@@ -206,7 +206,7 @@ class _Span:
 
 @dataclass
 class _Tracker:
-    """Reports trainings to MLflow; see `sparkdl.core.tracking.Tracker`."""
+    """Reports trainings to MLflow; see `sparkdl.core.tracking`."""
 
     writer: Writer
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import cloudpickle
 
-from sparkdl.control.channel import Imported, Raised, Start
+from sparkdl.control.channel import Raised, Start
 from sparkdl.control.messages import ChildReturned, ChildRunning
 from sparkdl.control.values import encode_value
 from sparkdl.core.deadline import Deadline
@@ -36,7 +36,7 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.files import make_scratch_in
 from sparkdl.core.imports import quick_imports
 from sparkdl.frameworks.framework import Framework, advice_about, framework_named
-from sparkdl.node.context import NodeContext, enter, leave
+from sparkdl.node.context import NodeContext, enter
 from sparkdl.node.link import AgentLink
 from sparkdl.node.no_spark import refuse_spark
 from sparkdl.node.resources import HadoopClasspath
@@ -102,7 +102,6 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
     start: Start | None = None
     try:
         framework = importing()
-        link.send(Imported())
         # No limit: the agent ends a child whose world does not come.
         start, port = link.wait_start(Deadline.after(None), partial(_import_more, framework))
         os.environ.update(start.environment)
@@ -123,7 +122,6 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
         with WaitWatch(link.send, others):
             value, exited_at = _call(map_fun, args, ctx)
         link.feeds.watch.look()
-        leave(ctx)
         link.feeds.report()
         framework.after_map_fun(has_failed=False)
         return _encode(generation, value, exited_at)

@@ -354,8 +354,7 @@ class NodeContext(LegacyContext):
         the first node waits for the others, up to `Feeding(timeout_s=…)`. An exception inside
         leaves no new checkpoint, and does not touch earlier ones. On a local or mounted
         `checkpoint_dir` all nodes write into one and the same folder: nodes that write different
-        things need different names. Asynchronous saves of PyTorch, Lightning, Orbax and TensorFlow
-        that begin inside are waited for; join threads of your own inside.
+        things need different names. Wait inside for asynchronous saves and threads of your own.
 
         Args:
             step: how far the training is, by your own count; larger each time.
@@ -367,8 +366,8 @@ class NodeContext(LegacyContext):
         Raises:
             ConfigError: without `checkpoint_dir`, on a node that does not train, inside another
                 checkpoint, if `step` is not larger than before, or if `batches` must be given.
-            CheckpointError: if it could not be written, no node has written a file, a node has not
-                called this in time, or the checkpoint before was written to after its block.
+            CheckpointError: if it could not be written, no node has written a file, or a node has
+                not called this in time.
         """
         return self._checkpoints.write(step, batches)
 
@@ -466,11 +465,6 @@ def current() -> NodeContext | None:
 def enter(ctx: NodeContext) -> None:
     global _current
     _current = ctx
-
-
-def leave(ctx: NodeContext) -> None:
-    """Look at what `map_fun` has left, once it has returned."""
-    ctx._checkpoints.end()
 
 
 def _wanted(*parts: str | Sequence[str] | None) -> list[str]:

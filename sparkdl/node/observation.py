@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 from msgspec.structs import replace
 
-from sparkdl.control.channel import Consumed, Imported, Local, Reported, Waited
+from sparkdl.control.channel import Consumed, Local, Reported, Waited
 from sparkdl.control.messages import (
     Fetch,
     Fetched,
@@ -56,6 +56,8 @@ class Observation:
         self._activity = Activity(loop, report, log_s)
         self._lines = Throttle(loop, self._stream_log, _LOG_PERIOD_S)
         self._load = LoadWatch(loop, report, child.gpus, feed_nbytes)
+        if spec.is_watched:
+            self._load.look(lambda: child.process.pid)
 
     def begin(self) -> None:
         log = self._child.process.log
@@ -64,10 +66,7 @@ class Observation:
         self._on_print()  # report the lines printed so far
 
     def note(self, message: Local) -> None:
-        if isinstance(message, Imported) and self._spec.is_watched:
-            self._load.begin(self._child.process.pid)
-        else:
-            self._activity.note(message)
+        self._activity.note(message)
 
     def answer(self, question: Fetch) -> None:
         process, number = self._child.process, question.request
@@ -130,19 +129,15 @@ class LoadWatch:
         self._pid = self._looks = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, pid: int) -> None:
-        self._pid, self._looks = pid, 0
-        if self._timer is None:
-            self._look()
-
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
 
-    def _look(self) -> None:
-        self._timer = self._loop.call_later(_PERIOD_S, self._look)
-        if self._looks % _RESCAN == 0:
+    def look(self, pid: Callable[[], int]) -> None:
+        """Report now and from now on; `pid` returns that of the child, 0 while there is none."""
+        self._timer = self._loop.call_later(_PERIOD_S, self.look, pid)
+        if self._looks % _RESCAN == 0 or self._pid != pid():
+            self._pid = pid()
             self._find_processes()
         self._looks += 1
         cores = nbytes = 0.0
@@ -157,7 +152,7 @@ class LoadWatch:
     def _find_processes(self) -> None:
         known = {process: process for process in self._processes}
         self._processes = []
-        with suppress(psutil.Error):
+        with suppress(psutil.Error):  # as for the number 0
             child = psutil.Process(self._pid)
             found = [child, *child.children(recursive=True)]
             # psutil measures CPU time between two calls of one object: a new object would report 0

@@ -73,7 +73,7 @@ def test_messages_come_out_whole_and_in_order_wherever_the_stream_is_cut(
 @pytest.mark.parametrize(
     "body",
     [b"", b"{}", b"junk", b'{"type":"Exec"}', b'{"type":"Release","feed":"x"}', b"\xff",
-     b'{"type":"Imported"}{}', b'{"type":"EndMark","feed":"\xed\xa0"}', b'{"x":' + b"[" * 100_000],
+     b'{"type":"Beat"}{}', b'{"type":"EndMark","feed":"\xed\xa0"}', b'{"x":' + b"[" * 100_000],
     ids=lambda body: repr(body[:12]),
 )  # fmt: skip
 def test_a_frame_that_is_no_message_is_a_protocol_error(body: bytes) -> None:

@@ -146,12 +146,10 @@ def test_descriptor_of_a_message_that_never_came_whole_is_closed() -> None:
 def test_child_that_says_no_message_has_failed_and_is_hung_up_on() -> None:
     """User code has written to the pipe, perhaps: the number of a descriptor that it has closed."""
     with opened() as agent:
-        agent.child_end.sendall(
-            ch.frame(ch.Imported()) + b"\0\0\0\5hello" + ch.frame(ch.EndMark("x"))
-        )
+        agent.child_end.sendall(ch.frame(ch.Beat()) + b"\0\0\0\5hello" + ch.frame(ch.EndMark("x")))
         agent.turn_until(lambda: len(agent.heard) == 2)
         first, failed = agent.messages
-        assert first == ch.Imported()
+        assert first == ch.Beat()
         assert isinstance(failed, ch.Raised)
         assert failed.failure.message.startswith("ProtocolError: not a message on the pipe")
         assert agent.child_end.recv(1) == b""  # upon which a child ends itself
