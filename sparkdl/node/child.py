@@ -99,11 +99,12 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
     # Stands in until the imports have succeeded, for errors that they raise.
     framework = Framework()
     kind: FailureKind = "setup"
-    start: Start | None = None
+    has_world = False
     try:
         framework = importing()
         # No limit: the agent ends a child whose world does not come.
         start, port = link.wait_start(Deadline.after(None), partial(_import_more, framework))
+        has_world = True
         os.environ.update(start.environment)
         payload = Path(start.payload)
         map_fun, args = cloudpickle.loads(payload.read_bytes())
@@ -128,9 +129,10 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
     except SystemExit as stop:
         # As in Python itself, a text or any other object means status 1.
         code = stop.code if isinstance(stop.code, int) else 1
-        return _raised(framework, start, "exit", stop, code, link.feeds.steps)
+        return _raised(framework, has_world, "exit", stop, code, link.feeds.steps)
     except BaseException as error:  # noqa: BLE001 (whatever user code raises goes to the driver)
-        return _raised(framework, start, kind, link.feeds.cause_of(error), None, link.feeds.steps)
+        cause, steps = link.feeds.cause_of(error), link.feeds.steps
+        return _raised(framework, has_world, kind, cause, None, steps)
 
 
 def _preload(modules: Sequence[str]) -> None:
@@ -190,34 +192,30 @@ def _encode(generation: int, value: Any, exited_at: str) -> ChildReturned:
 
 def _raised(
     framework: Framework,
-    start: Start | None,
+    has_world: bool,
     kind: FailureKind,
     error: BaseException,
     exit_code: int | None,
     steps: int,
 ) -> Raised:
     raised_s = time.monotonic()  # now: what follows takes time, and others fail because of this
-    node = start.world.member(start.node_id) if start else None
     advice = advice_about(error, framework.name)
     if kind in ("setup", "exception") and framework.is_port_lost(error):
         kind = "port"
-    if node:
+    if has_world:
         with suppress(Exception):  # the first error matters more
             framework.after_map_fun(has_failed=True)
     return Raised(
         Failure(
-            node=node.node.name if node else "",
+            node="",  # its agent completes the place
             kind=kind,
             message="\n".join(filter(None, (_in_short(error)[:_MAX_TEXT_CHARS], advice))),
             time_s=time.time(),
-            node_id=start.node_id if start else -1,
-            rank=node.rank if node else -1,
             pid=os.getpid(),
             exit_code=exit_code,
             exception_type=f"{type(error).__module__}.{type(error).__qualname__}",
             # The end of a traceback names the error, so the beginning is cut.
             traceback=user_traceback(error)[-_MAX_TEXT_CHARS:],
-            generation=start.world.generation if start else 0,
             step=steps,
             is_consequence=kind == "exception" and framework.is_peer_lost(error),
         ),
