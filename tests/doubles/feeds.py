@@ -280,13 +280,6 @@ class LocalNode(Sent):
         """What the node has reported of its spool."""
         return [lot for each in self.spooled for lot in each.lots]
 
-    def wait_spooled(self, rows: int) -> None:
-        """Wait until the node has reported so many rows of its spool."""
-        with self._changed:
-            assert self._changed.wait_for(
-                lambda: sum(lot.rows for lot in self.lots) >= rows, SOON_S
-            ), self.spooled
-
     def wait_received(self, rows: int) -> None:
         """Wait until so many rows of the feed have come to the log."""
         self.wait_told(

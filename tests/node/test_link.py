@@ -89,7 +89,6 @@ def start(resume: Resume = FIRST_TIME, **options: Any) -> channel.Start:
 
 
 SOON_GIVEN_UP = Settings(feeding=Feeding(timeout_s=0.05))
-OWN_DATA_SOON_GIVEN_UP = Settings(feeding=Feeding(fed=False, timeout_s=0.05))
 
 
 def row(item: object) -> int:
