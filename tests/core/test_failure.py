@@ -7,7 +7,6 @@ import pytest
 from sparkdl.core.failure import (
     Failure,
     FailureKind,
-    signal_name,
     status_in_words,
 )
 
@@ -34,12 +33,6 @@ def failure(kind: FailureKind, message: str = "", **fields: object) -> Failure:
 )
 def test_headline_says_who_where_and_what(what: Failure, verb: str) -> None:
     assert what.headline() == f"worker:1 (rank 2, pid 345) on exec-7 {verb}"
-
-
-def test_headline_without_a_host_names_none() -> None:
-    assert Failure("ps:0", "lost", "gone", 1.0).headline() == (
-        "ps:0 (rank -1, pid 0) was lost: gone"
-    )
 
 
 def test_story_is_headline_traceback_and_last_log_lines() -> None:
@@ -79,7 +72,3 @@ def test_story_of_what_python_cannot_explain_hints_at_where_to_look(
 )
 def test_status_is_said_in_words(status: int, words: str) -> None:
     assert status_in_words(status) == words
-
-
-def test_signals_without_a_name_are_told_by_number() -> None:
-    assert (signal_name(9), signal_name(99)) == ("SIGKILL", "signal 99")

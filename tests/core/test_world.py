@@ -25,23 +25,6 @@ NODES = plan_nodes(
 )  # ps ps chief evaluator worker worker
 
 
-def test_ranks_are_chief_workers_then_ps_and_evaluator() -> None:
-    world = world_of(NODES, ["a", "b", "a", "b", "a", "b"], seed=5)
-    assert [member.node.name for member in world.members] == [
-        "chief:0", "worker:0", "worker:1", "ps:0", "ps:1", "evaluator:0",
-    ]  # fmt: skip
-    assert [member.rank for member in world.members] == [0, 1, 2, 3, 4, 5]
-    assert (world.generation, world.size) == (3, 6)
-
-
-def test_local_ranks_count_the_members_of_a_host_in_the_order_of_ranks() -> None:
-    a, b = "10.0.0.1", "10.0.0.12"  # one begins like the other
-    world = world_of(NODES, [a, b, a, b, a, b])
-    assert [(member.host, member.local_rank) for member in world.members] == [
-        (a, 0), (a, 1), (b, 0), (a, 2), (b, 1), (b, 2),
-    ]  # fmt: skip
-
-
 def test_cluster_spec_lists_addresses_by_index_whatever_the_ranks() -> None:
     assert world_of(NODES, ["a", "b", "a", "::1", "a", "b"]).cluster_spec() == {
         "ps": ["a:100", "b:101"],
@@ -49,12 +32,6 @@ def test_cluster_spec_lists_addresses_by_index_whatever_the_ranks() -> None:
         "evaluator": ["[::1]:103"],
         "worker": ["a:104", "b:105"],
     }
-
-
-def test_trainers_and_fed_are_chief_and_workers_by_rank() -> None:
-    world = world_of(NODES, list("abcdef"))
-    assert [member.node.name for member in world.trainers] == ["chief:0", "worker:0", "worker:1"]
-    assert world.fed == world.trainers
 
 
 @given(
