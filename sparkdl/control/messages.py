@@ -91,14 +91,14 @@ class ChildReturned(Message, frozen=True):
 
     A child's last message, which its agent passes on once the child has ended.
 
-    `result_problem` says why there is no result when the value could not be encoded, `exited_at`
-    where `map_fun` called `sys.exit(0)` instead of returning.
+    `result_problem` says why there is no result when the value could not be encoded, `has_exited`
+    whether `map_fun` called `sys.exit(0)` instead of returning.
     """
 
     generation: int
     result: bytes
     result_problem: str = ""
-    exited_at: str = ""
+    has_exited: bool = False
 
 
 class ChildFailed(Message, frozen=True):

@@ -40,7 +40,7 @@ from sparkdl.node.spec import (
     read_spec,
     write_private,
 )
-from sparkdl.node.supervisor import NodeChild, watch_pid
+from sparkdl.node.supervisor import NodeChild, wait_for_stranger, watch_end
 from sparkdl.node.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
@@ -332,10 +332,10 @@ class Lifeline:
 
     def __init__(self, agent_spec: AgentSpec, on_end: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._unwatch: Callable[[], None] = lambda: None
         pid = agent_spec.executor_pid
         if agent_spec.owner == "task" and pid is not None:
-            self._unwatch = watch_pid(self._loop, pid, partial(on_end, "the executor is gone"))
+            wait = partial(wait_for_stranger, pid)
+            watch_end(self._loop, wait, partial(on_end, "the executor is gone"))
 
         def readable() -> None:
             self._loop.remove_reader(0)
@@ -351,7 +351,6 @@ class Lifeline:
 
     def close(self) -> None:
         self._loop.remove_reader(0)
-        self._unwatch()
 
 
 def main() -> int:

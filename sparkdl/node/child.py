@@ -15,7 +15,6 @@ import re
 import signal
 import socket
 import sys
-import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -121,11 +120,11 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
             framework.serve()
         others = len(start.world.trainers) > 1 and ctx.member.role.is_trainer and not ctx.num_gpus
         with WaitWatch(link.send, others):
-            value, exited_at = _call(map_fun, args, ctx)
+            value, has_exited = _call(map_fun, args, ctx)
         link.feeds.watch.look()
         link.feeds.report()
         framework.after_map_fun(has_failed=False)
-        return _encode(generation, value, exited_at)
+        return _encode(generation, value, has_exited)
     except SystemExit as stop:
         # As in Python itself, a text or any other object means status 1.
         code = stop.code if isinstance(stop.code, int) else 1
@@ -164,28 +163,19 @@ def _prepare(
 
 def _call(
     map_fun: Callable[[Any, NodeContext], Any], args: Any, ctx: NodeContext
-) -> tuple[Any, str]:
-    """Return what `map_fun` returns and "", or `None` and where it exits without an error."""
+) -> tuple[Any, bool]:
+    """Return what `map_fun` returns, and whether it has exited without an error instead."""
     try:
-        return map_fun(args, ctx), ""
+        return map_fun(args, ctx), False
     except SystemExit as stop:
         if stop.code not in (None, 0):
             raise
-        return None, _place_of(stop)
+        return None, True
 
 
-def _place_of(stop: SystemExit) -> str:
-    libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    outside = ("<frozen", *_OWN, *(f"{folder}{os.sep}" for folder in libraries))
-    frames = traceback.extract_tb(stop.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(outside)]
-    frame = (own or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
-
-
-def _encode(generation: int, value: Any, exited_at: str) -> ChildReturned:
+def _encode(generation: int, value: Any, has_exited: bool) -> ChildReturned:
     try:
-        return ChildReturned(generation, encode_value(value), exited_at=exited_at)
+        return ChildReturned(generation, encode_value(value), has_exited=has_exited)
     except ResultError as error:
         return ChildReturned(generation, b"", str(error))
 

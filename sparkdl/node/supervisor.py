@@ -308,7 +308,7 @@ class Child:
         """Call `on_exit` on the loop with `Popen.returncode` when the spawned child has ended."""
         process, self._on_exit = self._process, on_exit
         assert process is not None
-        watch_pid(loop, self.pid, lambda: self._end(process.wait()), process.wait)
+        watch_end(loop, process.wait, lambda: self._end(process.wait()))
 
     def signal_group(self, number: int) -> None:
         """Send a signal to the child and everything that it has started.
@@ -355,56 +355,24 @@ class Child:
         self.stacks.close()
 
 
-def watch_pid(
-    loop: asyncio.AbstractEventLoop,
-    pid: int,
-    on_exit: Callable[[], None],
-    wait: Callable[[], object] | None = None,
-) -> Callable[[], None]:
-    """Call `on_exit` once on the loop when process `pid` ends: pidfd_open(2), or a thread.
-
-    Returns what ends the watch; a thread cannot be ended.
-
-    Why not asyncio's child watcher? The executor's JVM is watched as well, and is no child.
-
-    Args:
-        wait: waits for a child of this process, in the thread: nothing else may reap it.
-    """
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return loop.call_soon(on_exit).cancel
-    # AttributeError without pidfd_open (macOS); OSError where the kernel lacks it or a sandbox
-    # forbids it.
-    except (AttributeError, OSError):
-        waits = wait or (lambda: _wait_for_stranger(pid))
-        threading.Thread(
-            target=_wait_in_thread, args=(loop, waits, on_exit), name="sparkdl-wait", daemon=True
-        ).start()
-        return lambda: None
-
-    def end() -> None:
-        # False for a second call, which could close another file that has been given this number.
-        if loop.remove_reader(fd):
-            os.close(fd)
-
-    def ready() -> None:
-        end()
-        on_exit()
-
-    loop.add_reader(fd, ready)
-    return end
-
-
-def _wait_in_thread(
-    loop: asyncio.AbstractEventLoop, wait: Callable[[], object], on_exit: Callable[[], None]
+def watch_end(
+    loop: asyncio.AbstractEventLoop, wait: Callable[[], object], on_end: Callable[[], None]
 ) -> None:
-    wait()
-    with suppress(RuntimeError):  # the loop is closed: nothing waits for it
-        loop.call_soon_threadsafe(on_exit)
+    """Call `on_end` once on the loop when `wait` has returned, which has a thread of its own.
+
+    Why not asyncio's child watcher? The executor's JVM is watched as well, and is no child. Why no
+    pidfd? Older kernels and other systems than Linux have none.
+    """
+
+    def run() -> None:
+        wait()
+        with suppress(RuntimeError):  # the loop is closed: nothing waits for it
+            loop.call_soon_threadsafe(on_end)
+
+    threading.Thread(target=run, name="sparkdl-wait", daemon=True).start()
 
 
-def _wait_for_stranger(pid: int) -> None:
+def wait_for_stranger(pid: int) -> None:
     with suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait()
 

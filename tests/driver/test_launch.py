@@ -79,13 +79,12 @@ def exits_as_a_script(args: int, ctx: NodeContext) -> int:
     return ctx.rank
 
 
-def test_sys_exit_in_map_fun_is_warned_of_with_file_and_line(
+def test_sys_exit_in_map_fun_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert sparkdl.run(None, exits_as_a_script, 1, nodes=2, **LOCAL) == [0, None]
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    line = exits_as_a_script.__code__.co_firstlineno + 2
-    assert f"worker:1 called sys.exit(0) instead of returning: {__file__}:{line}" in warning
+    assert "worker:1 called sys.exit(0) instead of returning" in warning
 
 
 def test_run_that_takes_too_long_stops_the_nodes() -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from sparkdl.node import resources, supervisor
-from sparkdl.node.supervisor import Child, ChildSpec, watch_pid
+from sparkdl.node.supervisor import Child, ChildSpec, wait_for_stranger, watch_end
 from tests.doubles.nodes import SOON_S, all_gone
 
 PROGRAMS = Path(__file__).parents[1] / "doubles" / "children"
@@ -139,30 +138,18 @@ def test_child_that_jax_ends_for_a_lost_peer_is_a_consequence(status: int) -> No
     assert failure.is_consequence is (status == -signal.SIGABRT)
 
 
-@pytest.fixture(params=["pidfd", "no pidfd"])
-def maybe_pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux has pidfd_open(2) since 5.3; other systems have no such thing."""
-    if request.param == "no pidfd":
-        refuse = OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-        monkeypatch.setattr(psutil._psposix, "can_use_pidfd_open", lambda: False)
-        monkeypatch.setattr(psutil._psposix, "wait_pid", psutil._psposix.wait_pid_posix)
-        monkeypatch.setattr(os, "pidfd_open", Mock(side_effect=refuse))
-
-
-@pytest.mark.usefixtures("maybe_pidfd")
-def test_status_is_told_with_and_without_pidfd(spawn: Spawn) -> None:
+def test_status_is_told(spawn: Spawn) -> None:
     assert end_of(spawn("exits_7.py")) == 7
     killed = spawn("ignores_term.py")
     status = end_of(killed, lambda: os.kill(killed.pid, signal.SIGKILL))
     assert status == -signal.SIGKILL
 
 
-@pytest.mark.usefixtures("maybe_pidfd")
 def test_stranger_is_watched_to_its_end_even_if_that_was_before() -> None:
     async def watch(pid: int) -> None:
         for _ in range(2):
             seen = asyncio.Event()
-            watch_pid(asyncio.get_running_loop(), pid, seen.set)
+            watch_end(asyncio.get_running_loop(), partial(wait_for_stranger, pid), seen.set)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             await asyncio.wait_for(seen.wait(), SOON_S)

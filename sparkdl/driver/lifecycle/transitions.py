@@ -208,11 +208,11 @@ def _running_returned(
     returned = {**state.returned, node_id: event.message}
     finishing = state.world.finishing
     exits: list[Action] = []
-    if at := event.message.exited_at:
+    if event.message.has_exited:
         node = state.world.member(node_id).node.name
         exits.append(
             Warn(
-                f"map_fun of {node} called sys.exit(0) instead of returning: {at}. This counts as "
+                f"map_fun of {node} called sys.exit(0) instead of returning. This counts as "
                 "success, and the result is None. If the training was not done there, raise an "
                 "exception; if it was, return from map_fun"
             )
