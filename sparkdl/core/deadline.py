@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Deadline:
-    at_s: float
-    clock: Callable[[], float] = time.monotonic
+    at_s: float  # of the monotonic clock
 
     @classmethod
-    def after(
-        cls, timeout_s: float | None, clock: Callable[[], float] = time.monotonic
-    ) -> Deadline:
+    def after(cls, timeout_s: float | None) -> Deadline:
         """Return the deadline `timeout_s` from now; `None` means never."""
-        return cls(math.inf if timeout_s is None else clock() + timeout_s, clock)
+        return cls(math.inf if timeout_s is None else time.monotonic() + timeout_s)
 
     @property
     def remaining_s(self) -> float:
         """Seconds left, never below zero; infinity for a deadline that never passes."""
-        return max(0.0, self.at_s - self.clock())
+        return max(0.0, self.at_s - time.monotonic())
 
     @property
     def wait_s(self) -> float | None:

@@ -6,6 +6,7 @@ Runs in: agent
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -176,23 +177,19 @@ def _gpu_load(gpus: Sequence[str]) -> tuple[float, int]:
     return busy, nbytes
 
 
-def log_period_s(hang_timeout_s: float | None) -> float | None:
-    """Return how often the hang watch wants to know whether a child prints; `None` for never."""
-    return None if hang_timeout_s is None else min(_MAX_LOG_PERIOD_S, hang_timeout_s / 4)
+def log_period_s(hang_timeout_s: float | None) -> float:
+    """Return how often to tell the hang watch that a child prints."""
+    return min(_MAX_LOG_PERIOD_S, (hang_timeout_s or math.inf) / 4)
 
 
 class Activity:
-    """A child's prints, steps and waits. Runs on the agent's loop.
-
-    Args:
-        log_period_s: how often to note that the child has printed something; `None` for never.
-    """
+    """A child's prints, steps and waits. Runs on the agent's loop."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         report: Callable[[NodeActive], None],
-        log_period_s: float | None,
+        log_period_s: float,
     ) -> None:
         self._report = report
         self._now = self._reported = NodeActive(0)
@@ -200,9 +197,7 @@ class Activity:
         self._own: dict[str, int] = {}
         """Batches of the files that the child reads itself, by feed."""
         self._changes = Throttle(loop, self._report_now, PERIOD_S)
-        self._prints = None
-        if log_period_s is not None:
-            self._prints = Throttle(loop, self._note_print, log_period_s)
+        self._prints = Throttle(loop, self._note_print, log_period_s)
 
     def begin(self, generation: int, log: ChildLog) -> None:
         self._now = self._reported = NodeActive(generation)
@@ -224,13 +219,11 @@ class Activity:
         self._change(now)
 
     def printed(self) -> None:
-        if self._prints is not None:
-            self._prints.request()
+        self._prints.request()
 
     def close(self) -> None:
-        for throttle in (self._changes, self._prints):
-            if throttle is not None:
-                throttle.cancel()
+        self._changes.cancel()
+        self._prints.cancel()
 
     def _change(self, now: NodeActive) -> None:
         self._now = now

@@ -1,35 +1,21 @@
-"""Deadlines count down on the clock they are given, and stop at zero."""
+"""Deadlines count down, and stop at zero."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+
+import pytest
 
 from sparkdl.core.deadline import Deadline
 
 
-@dataclass
-class Clock:
-    now_s: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def test_deadline_counts_down_and_stops_at_zero() -> None:
-    clock = Clock()
-    deadline = Deadline.after(5.0, clock)
-    assert (deadline.at_s, deadline.remaining_s, deadline.has_passed) == (105.0, 5.0, False)
-    clock.now_s = 104.5
-    assert (deadline.remaining_s, deadline.wait_s, deadline.has_passed) == (0.5, 0.5, False)
-    clock.now_s = 105.0
-    assert (deadline.remaining_s, deadline.wait_s, deadline.has_passed) == (0.0, 0.0, True)
-    clock.now_s = 1e9
-    assert (deadline.remaining_s, deadline.wait_s, deadline.has_passed) == (0.0, 0.0, True)
-
-
-def test_no_timeout_never_passes_and_waits_without_a_limit() -> None:
-    clock = Clock()
-    deadline = Deadline.after(None, clock)
-    clock.now_s = 1e300
-    assert (deadline.remaining_s, deadline.wait_s, deadline.has_passed) == (math.inf, None, False)
+def test_deadline_counts_down_and_stops_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: 100.0)
+        deadline, never = Deadline.after(5.0), Deadline.after(None)
+        for now_s, left_s in ((100.0, 5.0), (104.5, 0.5), (105.0, 0.0), (1e9, 0.0)):
+            patch.setattr(time, "monotonic", lambda now_s=now_s: now_s)
+            assert (deadline.remaining_s, deadline.wait_s) == (left_s, left_s)
+            assert deadline.has_passed is (left_s == 0.0)
+            assert (never.remaining_s, never.wait_s, never.has_passed) == (math.inf, None, False)
