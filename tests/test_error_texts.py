@@ -40,7 +40,6 @@ EXCEPTIONS = {  # files, and beginnings of texts in them, that need neither valu
     "control/values.py": "quoted in the ProtocolError about the result",
     "values/ndarrays.py": "quoted in the FeedTypeError that names column and rule",
     "ml/params.py": "follows the parameter's name and value in the error that quotes it",
-    "core/texts.py": "Python's own text, with a near name if there is one",
     "ml/scoring/task.py": "quotes an error of an input, which has value and fix",
     "ml/scoring/predict.py": "quotes an error of a parameter's type",
     "ml/estimators/estimator.py": "quotes an error of a parameter's type",
