@@ -302,23 +302,6 @@ def test_a_controller_without_a_port_leaves_nothing() -> None:
     assert threads() == []
 
 
-def test_a_driver_that_may_not_have_so_many_connections_says_so_before_it_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 1024))
-    controller = Controller(
-        ClusterSpec("test", plan_nodes(2000)),
-        TOKEN,
-        Mock(spec_set=Executor),
-    )
-    with pytest.raises(
-        errors.ConfigError, match=r"needs about 2256 descriptors.* hard limit is 1024"
-    ):
-        controller.start(HOST, (0,))
-    controller.close()
-    assert threads() == []
-
-
 # Events.
 
 
