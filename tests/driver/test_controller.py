@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
