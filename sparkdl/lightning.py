@@ -266,7 +266,7 @@ class Checkpoint(Adopted):
         if not (every_steps or every_epochs):
             raise ConfigError("say when to save: Checkpoint(every_steps=…) or every_epochs=…")
         self._ctx, self._every, self._feed = ctx, (every_steps, every_epochs), feed
-        self._batches, self._saved, self._step = 0, -1, -1
+        self._batches, self._saved = 0, -1
 
     @property
     def path(self) -> Path | None:
@@ -276,17 +276,15 @@ class Checkpoint(Adopted):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Note which step is saved already."""
-        self._saved = self._step = trainer.global_step
+        self._saved = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the batch; save if it is time."""
         self._batches += 1
-        step, before, every = trainer.global_step, self._step, self._every[0]
-        self._step = step
-        is_asked = step > before and self._ctx.is_draining  # gradients that wait would be lost
-        if is_asked or (every and step % every == 0):
+        every = self._every[0]
+        if every and trainer.global_step % every == 0:
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

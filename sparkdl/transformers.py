@@ -86,11 +86,9 @@ class Checkpoint(Adopted):
         self._pending += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count the batches trained on; save if requested."""
+        """Count the batches trained on."""
         self._batches += self._pending + 1
         self._pending = 0
-        is_due = self._ctx.is_draining and self._is_known()
-        control.should_save = control.should_save or is_due
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Copy what all nodes have saved into a checkpoint, each file once.

@@ -14,7 +14,6 @@ Runs in: agent, child
       │◀─────────────────────────── Reported, Waited│  the step that user code is at, what it does
       │◀─ Checkpointed, CheckpointDone              │  its part of a checkpoint; the whole
       │◀─ Gather ──── AllGathered, CheckpointCommit ▶│  what the coordinator collects, passed on
-      │  Drain ────────────────────────────────────▶│  a checkpoint is wanted, passed on
       │◀───────────────────── ChildReturned, Raised │  last message
 
 A frame is a four-byte length and one JSON object. Descriptors travel beside the stream in the
@@ -40,7 +39,6 @@ from sparkdl.control.messages import (
     CheckpointDone,
     ChildReturned,
     ChildRunning,
-    Drain,
     EpochEnd,
     FeedBegin,
     FeedCovered,
@@ -210,7 +208,6 @@ Local = (
     | CheckpointDone
     | Gather
     | AllGathered
-    | Drain
     | ChildReturned
     | Raised
 )

@@ -16,7 +16,6 @@ Runs in: driver, agent
       │  CheckpointDone ──────────────────────▶│   from the first
       │  Gather ──────────────────────────────▶│   from each node that trains
       │◀───────────────────────── AllGathered ─│   to all of them, once all have
-      │◀─────────────────────────────── Drain ─│   to them: a checkpoint is wanted; they `Gather`
       │◀──────────────────────────────── Fetch │   at any time
       │  Fetched ─────────────────────────────▶│   and when a child has ended
       │  ChildReturned | ChildFailed ─────────▶│
@@ -54,8 +53,6 @@ class Hello(Message, frozen=True):
     python_version: str
     owner: str
     """Its parent: a `task` of Spark, whose slot it keeps until `Detach`; `process`: local."""
-    executor: str = ""
-    """Spark's id of the executor; empty without Spark, and where it is not found."""
 
 
 class Detached(Message, frozen=True):
@@ -435,16 +432,6 @@ class Stop(Message, frozen=True):
     is_patient: bool = False
 
 
-class Drain(Message, frozen=True):
-    """Turn `ctx.is_draining` true: Spark decommissions the executor of a node.
-
-    The child answers with a `Gather` of `number`, which is negative: see `node/link.py`.
-    """
-
-    generation: int
-    number: int
-
-
 class Detach(Message, frozen=True):
     """Let go of the Spark task, and live as long as the executor."""
 
@@ -469,7 +456,7 @@ FromAgent = (
     | Gather
 )
 ToFeeds = FeedBegin | ReadShare | Assign | FeedCut | FeedCovered | Granted | EpochEnd | FeedEnd
-ToNode = CheckpointCommit | AllGathered | Drain
+ToNode = CheckpointCommit | AllGathered
 ToAgent = Begin | NewRound | StopChild | Fetch | Stop | Detach | ToNode | ToFeeds
 
 

@@ -253,7 +253,6 @@ def _start(
                 *(address.url, token, newest, payload),
                 *(partial(failure_behind, controller), controller.is_lost),
                 tls,
-                lambda executors: controller.submit(states.ExecutorsDrain(executors)),
             ),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
         )

@@ -150,10 +150,8 @@ class _Saver:
     def batch_end(self, model: Any, batch: int) -> None:
         self._in_epoch = batch + 1
         every, step = self._every_steps, self._step + self._used()
-        # `is_draining` is asked in every step: nodes agree on a step by the number of their calls.
-        is_asked = not self._has_length and self._ctx.is_draining and step > self._saved
         # Keras may count several steps at once, so a multiple of `every` may be stepped over.
-        if is_asked or (every and step // every > self._saved // every):
+        if every and step // every > self._saved // every:
             self._save(model, Progress(step, self._epoch or 0))
 
     def epoch_end(self, model: Any, epoch: int) -> None:
@@ -161,9 +159,7 @@ class _Saver:
             self._in_epoch = self._there(feeds)
         step = self._step + self._used()
         every = self._every_epochs
-        # Asked first, for the same reason as above.
-        is_time = self._ctx.is_draining or (every and (epoch + 1) % every == 0)
-        if is_time and step > self._saved:
+        if every and (epoch + 1) % every == 0 and step > self._saved:
             self._save(model, Progress(step, epoch + 1))
         self._step = step
         self._given, self._in_epoch = {**self._ctx.batches_given(), **self._counts()}, 0

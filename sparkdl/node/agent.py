@@ -237,7 +237,7 @@ class Agent:
                 self.handle(states.ChildStopRequested(generation, grace_s, reason))
             case messages.Stop(grace_s, is_patient):
                 self._stop(grace_s, is_patient)
-            case messages.CheckpointCommit() | messages.AllGathered() | messages.Drain():
+            case messages.CheckpointCommit() | messages.AllGathered():
                 # A message for an earlier child must not reach its successor.
                 if self._begun == message.generation:
                     self._child.send(message)
@@ -281,7 +281,6 @@ class Agent:
             data_address=address,
             python_version=platform.python_version(),
             owner=agent_spec.owner,
-            executor=agent_spec.executor,
         )
 
     async def _serve(self) -> None:

@@ -152,7 +152,6 @@ class Checkpoints:
         finally:
             self._is_open = False
         self._link.send(Checkpointed(step, feeds, own))
-        self._link.draining.clear()
         if self._leads:
             self._complete(name)
 

@@ -371,17 +371,6 @@ class NodeContext(LegacyContext):
         """
         return self._checkpoints.write(step, batches)
 
-    @property
-    def is_draining(self) -> bool:
-        """Whether a checkpoint is wanted now, because Spark decommissions the executor of a node.
-
-        Read it on all nodes that train, equally often, for example after each step. It turns true
-        at the same call on all of them, and false with the next checkpoint; nodes may leave then.
-        See docs/failures.md.
-        """
-        self._check_trains("ctx.is_draining")
-        return self._link.draining.is_due()
-
     def batches_given(self) -> dict[str, int]:
         """Return how many batches of each feed were handed out since `map_fun` began.
 

@@ -60,7 +60,7 @@ def train(plan: Plan, ctx: NodeContext) -> list[int]:
                     die(fault[3])
             never.wait(0.0 if ctx.generation and plan.is_slow_once else plan.pause_s)
             seen += batch["row"][batch["sample_weight"] > 0].tolist()
-            if ctx.is_draining or step % plan.every == 0:
+            if step % plan.every == 0:
                 with ctx.checkpoint(step, batches=used) as folder:
                     np.save(folder / f"part-{ctx.rank}.npy", np.array(seen, np.int64))
     return seen

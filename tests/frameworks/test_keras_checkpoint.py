@@ -30,7 +30,6 @@ class Node:
     last_checkpoint: Any = None
     rank: int = 0
     num_workers: int = 1
-    is_draining: bool = False
     made: list[tuple[int, Any, dict[str, int]]] = field(default_factory=list)
 
     def batches_given(self) -> dict[str, int]:
@@ -43,7 +42,6 @@ class Node:
         folder = self.folder / str(step)
         folder.mkdir()
         yield folder
-        self.is_draining = False
         assert (folder / "model.weights.h5").exists()
         self.made.append((step, batches, json.loads((folder / "training.json").read_text())))
 
@@ -152,21 +150,3 @@ def test_steps_within_epochs_that_begin_anew_are_refused(tmp_path: Path) -> None
 def test_checkpoint_of_other_means_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"was not made by sparkdl\.keras\.Checkpoint"):
         _Saver(Node(tmp_path, last_checkpoint=SimpleNamespace(folder=tmp_path)), 4)
-
-
-@pytest.mark.parametrize("every_epochs", [None, 1])
-def test_executor_that_drains_has_it_save_after_the_next_batch(
-    every_epochs: int | None, tmp_path: Path
-) -> None:
-    node = Node(tmp_path, is_draining=True)
-    saver = _Saver(node, None if every_epochs else 100, every_epochs)
-    fit(saver, node, epochs=1, batches=5)
-    assert node.made[0] == (1, {"input": 1}, {"step": 1, "epoch": 0})
-    assert len(node.made) == 1 + bool(every_epochs)
-
-
-def test_executor_that_drains_has_an_epoch_of_a_length_saved_at_its_end(tmp_path: Path) -> None:
-    node = Node(tmp_path, is_draining=True)
-    saver = _Saver(node, None, 10)
-    fit(saver, node, epochs=1, batches=5, steps_per_epoch=5)
-    assert [step for step, *_ in node.made] == [5]

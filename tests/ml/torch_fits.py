@@ -28,7 +28,7 @@ class Alone:
         passes: how often each feed was begun.
     """
 
-    num_workers, rank, is_chief, last_checkpoint, is_draining = 1, 0, True, None, False
+    num_workers, rank, is_chief, last_checkpoint = 1, 0, True, None
 
     def __init__(self, **columns: Any) -> None:
         self.columns, self.passes = columns, dict.fromkeys(("input", "validation"), 0)

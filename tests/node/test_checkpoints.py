@@ -26,7 +26,6 @@ from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.node import checkpoints as checkpoint
 from sparkdl.node.checkpoint_store import CheckpointStore
 from sparkdl.node.context import NodeContext
-from sparkdl.node.link import DrainNotice
 from tests.doubles.feeds import SOON_S
 
 NODES = plan_nodes(2)
@@ -55,7 +54,6 @@ class Link:
     def __init__(self, driver: Driver, node_id: int) -> None:
         self.driver, self.node_id = driver, node_id
         self.feeds = self
-        self.draining = DrainNotice(self.send)
 
     def positions(self, batches: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}

@@ -17,9 +17,8 @@ import pytest
 
 from sparkdl.control import channel
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
-from sparkdl.control.messages import AllGathered, Drain, EpochEnd, FeedBegin, Gather
+from sparkdl.control.messages import EpochEnd, FeedBegin
 from sparkdl.control.rows import Given
-from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, UnfedError
 from sparkdl.core.options import Feeding, Roles
@@ -258,13 +257,3 @@ def test_number_of_batches_is_of_the_default_feed_or_of_the_only_one() -> None:
         assert ends.link.feeds.positions({"input": 2, "more": 0})[0] == {"input": two, "more": {}}
         with pytest.raises(ConfigError, match=r"names \['other'\]"):
             ends.link.feeds.positions({"other": 2})
-
-
-def test_notice_of_an_end_is_answered_and_settled_without_the_thread_that_trains() -> None:
-    with linked() as ends:
-        ends.send(Drain(0, -1))
-        report = ends.hear()
-        assert isinstance(report, Gather)
-        assert (report.number, decode_value(report.value)) == (-1, 0)
-        ends.send(AllGathered(0, -1, (report.value, encode_value(1)), ""))
-        assert [ends.link.draining.is_due() for _ in range(2)] == [False, True]

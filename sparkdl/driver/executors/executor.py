@@ -30,8 +30,6 @@ class Launch:
     """Whether the agent of a node, by its process id, was connected and is not any more."""
     tls: Tls | None = None
     """The certificates of the cluster's servers; `None` without TLS."""
-    on_draining: Callable[[frozenset[str]], object] = lambda executors: None
-    """Called with the ids of executors that Spark decommissions."""
 
 
 class Executor(Protocol):

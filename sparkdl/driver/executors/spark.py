@@ -45,7 +45,7 @@ from sparkdl.driver.executors.sessions import (
     is_rdd,
     session_of,
 )
-from sparkdl.driver.slots.lost_hosts import LOOK_S, can_drain, draining_executors, leave_host
+from sparkdl.driver.slots.lost_hosts import leave_host
 from sparkdl.driver.slots.placement import node_profile, placing_of, read_topology
 from sparkdl.driver.slots.spark_errors import explain_job_failure
 from sparkdl.driver.threads import Thread
@@ -93,7 +93,6 @@ class SparkExecutor(Executor):
         # For parameter servers on the driver's machine, and for tables of this process.
         self._here = LocalExecutor()
         self._has_left_host = False
-        self._draining: frozenset[str] = frozenset()
 
     def driver_host(self) -> str:
         return driver_host(self._spark)
@@ -119,7 +118,7 @@ class SparkExecutor(Executor):
         # A thread of its own submits later jobs: it has this thread's local properties, and the
         # controller's loop must not wait for py4j.
         def keep() -> None:
-            while wanted := self._next_wanted(launch):
+            while wanted := self._wanted.get():
                 # Spark repeats the tasks of a job that still runs, so only the other nodes need
                 # another job.
                 with self._lock:
@@ -154,21 +153,6 @@ class SparkExecutor(Executor):
                 _log.debug("Spark may start tasks on %s", host, exc_info=True)
 
         self.thread(leave, f"sparkdl-leave-{host}").start()
-
-    def _next_wanted(self, launch: Launch) -> Sequence[NodeSpec]:
-        """Wait for nodes to start again; return none at the end. Report draining executors."""
-        look_s = LOOK_S if can_drain(self._context) else None
-        while True:
-            with suppress(queue.Empty):
-                return self._wanted.get(timeout=look_s)
-            try:
-                new = draining_executors(self._context) - self._draining
-            except Exception:  # noqa: BLE001 (Spark is ending, perhaps; which error varies)
-                _log.debug("Spark does not say which executors it decommissions", exc_info=True)
-                continue
-            if new:
-                self._draining |= new
-                launch.on_draining(new)
 
     def _submit(
         self, launch: Launch, nodes: Sequence[NodeSpec], on_broken: Callable[[SparkdlError], object]

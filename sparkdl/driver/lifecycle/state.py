@@ -55,8 +55,6 @@ class Roster:
     Attributes:
         history: of the rounds so far.
         checkpoint: the last one that is complete.
-        draining: Spark's ids of executors that it decommissions.
-        drain_notices: how often the nodes were asked for a checkpoint for their sake.
     """
 
     spec: ClusterSpec
@@ -64,8 +62,6 @@ class Roster:
     standbys: tuple[Agent, ...] = ()
     history: History = field(default_factory=History)
     checkpoint: CheckpointRef | None = None
-    draining: frozenset[str] = frozenset()
-    drain_notices: int = 0
 
     @property
     def resume(self) -> Resume:
@@ -74,10 +70,6 @@ class Roster:
     def node_of(self, agent_id: str) -> int | None:
         """Return the node that this agent is, or `None` for a standby or a stranger."""
         return next((n for n, agent in self.agents.items() if agent.agent_id == agent_id), None)
-
-    def drains(self, agent: Agent) -> bool:
-        """Whether the agent's executor is about to end."""
-        return agent.hello.executor in self.draining
 
     def missing(self) -> tuple[NodeSpec, ...]:
         return tuple(node for node in self.spec.nodes if node.node_id not in self.agents)
@@ -109,8 +101,7 @@ class Roster:
         if node_id is None:
             standbys = tuple(a for a in self.standbys if a.agent_id != agent_id)
             return replace(self, standbys=standbys)
-        # The standby exists for this case: another attempt of the same task, or the agent to which
-        # a node on a draining executor moves.
+        # The standby exists for this case: another attempt of the same task.
         successor = next((a for a in self.standbys if a.hello.node_id == node_id), None)
         standbys = tuple(a for a in self.standbys if a is not successor)
         agents = dict(self.agents)
@@ -307,13 +298,6 @@ class NodesBlamed:
 
 
 @dataclass(frozen=True)
-class ExecutorsDrain:
-    """Spark decommissions these executors, named by its ids."""
-
-    executors: frozenset[str]
-
-
-@dataclass(frozen=True)
 class CheckpointMade:
     ref: CheckpointRef
 
@@ -347,7 +331,6 @@ Event = (
     | ChildGaveResult
     | ChildBroke
     | NodesBlamed
-    | ExecutorsDrain
     | CheckpointMade
     | LaunchBroke
     | DeadlinePassed

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from sparkdl.control.messages import Begin, Detach, Drain, NewRound, Stop, StopChild, ToAgent
+from sparkdl.control.messages import Begin, Detach, NewRound, Stop, StopChild, ToAgent
 from sparkdl.core.errors import ReservationTimeoutError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec, NodeSpec
@@ -35,7 +35,6 @@ from sparkdl.driver.lifecycle.state import (
     ChildGaveResult,
     DeadlinePassed,
     Event,
-    ExecutorsDrain,
     Failed,
     Failing,
     Finished,
@@ -104,8 +103,8 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering |
         for node_id, agent in roster.agents.items()
         if node_id in members
     ]
-    running, asks = _asked_again(Running(roster, world))
-    begins += [*_detach(roster), *asks]
+    running = Running(roster, world)
+    begins += _detach(roster)
     if not names:
         return running, [Report(text), *begins]
     return running, [Warn(f"{text} (missing: {listed(sorted(names))})"), *begins]
@@ -261,8 +260,7 @@ def _joined(state: U, event: AgentJoined, now_s: float) -> Step[U]:
     if _is_too_many(state, event):
         return _refused(state, event)
     seated = replace(state, roster=state.roster.seated(Agent(event.hello)))
-    after, asks = _asked_again(seated)
-    return after, [*asks, *_detach(after.roster, event.hello.agent_id)]
+    return seated, _detach(seated.roster, event.hello.agent_id)
 
 
 def _offered(state: R, event: AgentOffered, now_s: float) -> Step[R]:
@@ -303,15 +301,13 @@ def _running_checkpoint(
     roster = replace(state.roster, checkpoint=event.ref)
     members = {member.node.node_id for member in state.world.members}
     newcomers = sorted(roster.agents.keys() - members)
-    leaving = _leaving(state)
     # A node that has returned would have to train again.
     if state.returned:
         return replace(state, roster=roster), []
-    if not newcomers and not leaving:
+    if not newcomers:
         return replace(state, roster=roster), _relaunch(replace(state, roster=roster))
-    moved = [agent.hello.node_id for agent in leaving] or newcomers
-    names = listed([roster.spec.nodes[node_id].name for node_id in moved])
-    reason = f"{names} {'left' if leaving else 'came back'}: restarting at step {event.ref.step}"
+    names = listed([roster.spec.nodes[node_id].name for node_id in newcomers])
+    reason = f"{names} came back: restarting at step {event.ref.step}"
     gathering = Gathering(
         roster,
         state.world.generation + 1,
@@ -320,9 +316,8 @@ def _running_checkpoint(
         world=state.world,
         is_growth=True,
     )
-    stops = [Send(agent.agent_id, Stop(0.0)) for agent in leaving]  # first: they offer no child
     rounds = _to_all(roster, NewRound(gathering.generation), True)
-    return gathering, [Report(reason), *stops, *rounds]
+    return gathering, [Report(reason), *rounds]
 
 
 def _failing_broke(state: Failing, event: ChildBroke, now_s: float) -> Step[Failing]:
@@ -520,9 +515,6 @@ def _is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> bo
     holder = roster.agents.get(node_id)
     if holder is None:
         return False
-    if roster.drains(holder):  # its successor; one is enough
-        standbys = {agent.hello.node_id for agent in roster.standbys}
-        return node_id in standbys or event.hello.executor in roster.draining
     return holder.is_detached or holder.hello.task != event.hello.task
 
 
@@ -534,15 +526,11 @@ def _refused(state: R, event: AgentJoined) -> Step[R]:
 
 
 def _detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
-    """Make one agent or all give their slots back, if the placement is detached.
-
-    Agents on decommissioned executors keep their slots: no other task can have them, and Spark ends
-    such an executor as soon as it has no task.
-    """
+    """Make one agent or all give their slots back, if the placement is detached."""
     return [
         Send(agent.agent_id, Detach())
         for agent in roster.agents.values()
-        if roster.spec.placement == "detached" and agent.holds_slot and not roster.drains(agent)
+        if roster.spec.placement == "detached" and agent.holds_slot
         if agent_id in (None, agent.agent_id)
     ]
 
@@ -556,79 +544,9 @@ def _detached(state: R, event: AgentDetached, now_s: float) -> Step[R]:
     if node_id is None:
         return state, []
     roster = state.roster.detached(event.agent_id)
-    standbys = () if roster.drains(roster.agents[node_id]) else roster.standbys
-    idle = [agent for agent in standbys if agent.hello.node_id == node_id]
+    idle = [agent for agent in roster.standbys if agent.hello.node_id == node_id]
     ends = [Send(agent.agent_id, Stop(0.0)) for agent in idle]
     return replace(state, roster=roster), [ForgetTask(roster.spec.nodes[node_id]), *ends]
-
-
-# executors that Spark decommissions
-#
-#    Running    ExecutorsDrain ──▶ Relaunch (elsewhere), Drain (a checkpoint is wanted)
-#               CheckpointMade ──▶ Stop (leaving nodes), NewRound (the others) ──▶ Gathering
-#
-# A node leaves once another agent stands by for it, or if `min_nodes` are there without it. Until
-# then it trains on, because Spark keeps the executor while a task runs there. If the executor ends
-# earlier, the node is lost like any other, and the other agent takes its seat.
-
-
-def _drain_noted(state: R, event: ExecutorsDrain, now_s: float) -> Step[R]:
-    """Start the nodes on these executors elsewhere as well, and ask for a checkpoint."""
-    before = state.roster
-    roster = replace(before, draining=before.draining | event.executors)
-    after = replace(state, roster=roster)
-    new = [agent for agent in _drained(roster) if not before.drains(agent)]
-    if not new:
-        return after, []
-    nodes = tuple(roster.spec.nodes[agent.hello.node_id] for agent in new)
-    names = listed([node.name for node in nodes])
-    text = f"Spark decommissions the executors of {names}: all nodes are asked for a checkpoint"
-    actions: list[Action] = [Warn(text)]
-    # Without restarts no second agent could take the seat.
-    if roster.spec.settings.can_restart:
-        actions += [*map(ForgetTask, nodes), Relaunch(nodes)]
-    return _asked(after, actions) if isinstance(after, Running) else (after, actions)
-
-
-def _leaving(state: Running) -> list[Agent]:
-    """Return the agents on such executors if the others can continue at once; else none."""
-    roster, settings = state.roster, state.roster.spec.settings
-    found, least = _drained(roster), settings.recovery.min_nodes
-    if not found or not settings.can_restart:
-        return []
-    there = {each.hello.node_id for each in roster.standbys if not roster.drains(each)}
-    lost = {each.hello.node_id for each in found} - there
-    stay = [member.role for member in state.world.members if member.node.node_id not in lost]
-    # The others must make a world by themselves: enough nodes, without a lost one that they need,
-    # and with one that ends the job.
-    can_shrink = (
-        least is not None
-        and len(stay) >= least
-        and all(roster.spec.nodes[node_id].role.is_expendable for node_id in lost)
-        and any(role.finishes_job for role in stay)
-    )
-    return found if not lost or can_shrink else []
-
-
-def _asked_again(state: R) -> Step[R]:
-    """Request a checkpoint at which nodes can leave, once their replacements have joined."""
-    return _asked(state, []) if isinstance(state, Running) and _leaving(state) else (state, [])
-
-
-def _drained(roster: Roster) -> list[Agent]:
-    return [agent for agent in roster.agents.values() if roster.drains(agent)]
-
-
-def _asked(state: R, actions: list[Action]) -> Step[R]:
-    assert isinstance(state, Running)
-    roster = replace(state.roster, drain_notices=state.roster.drain_notices + 1)
-    # Negative, because the calls of `ctx.all_gather` have the numbers from 0 on.
-    notice = Drain(state.world.generation, -roster.drain_notices)
-    trainers = [m.node.node_id for m in state.world.trainers if not m.role.is_server]
-    return replace(state, roster=roster), [
-        *actions,
-        *(Send(roster.agents[n].agent_id, notice) for n in trainers if n in roster.agents),
-    ]
 
 
 _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
@@ -638,7 +556,6 @@ _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     AgentJoined: _joined,
     AgentDetached: _detached,
     AgentOffered: _offered,
-    ExecutorsDrain: _drain_noted,
     StopAsked: _stop,
 }
 """The default handlers in each state before the end has been decided."""

@@ -1,10 +1,4 @@
-"""Executors that end: those on lost hosts, and those that Spark decommissions.
-
-No more tasks run on a lost host, and its blocks are forgotten. A decommissioned executor gets no
-more tasks, and ends when its own have ended: a standalone worker or an executor gets the notice as
-SIGPWR, which a pod's preStop hook sends; YARN's resource manager announces it for a host. Spark's
-scheduler collects all these notices and informs no listener, so it is polled.
-"""
+"""Executors on lost hosts: no more tasks run there, and their blocks are forgotten."""
 
 from __future__ import annotations
 
@@ -13,7 +7,6 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.driver.executors.sessions import is_true
 from sparkdl.driver.slots.spark_errors import raised_in_task
 
 if TYPE_CHECKING:
@@ -21,8 +14,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-"""The polling period. A spot instance is gone thirty seconds after its notice, or later."""
 _left: dict[str, set[str]] = {}
 """The executors on hosts that have been given up, by application."""
 
@@ -106,16 +97,3 @@ def _addresses(name: str) -> set[str]:
     with suppress(OSError):
         return {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
     return set()
-
-
-def can_drain(sc: SparkContext | None) -> bool:
-    """Whether Spark may decommission executors; over Spark Connect it cannot be asked."""
-    return sc is not None and is_true(sc.getConf().get("spark.decommission.enabled", "false"))
-
-
-def draining_executors(sc: SparkContext | None) -> frozenset[str]:
-    if sc is None or not can_drain(sc):
-        return frozenset()
-    # As one text, in one call of py4j for all ids.
-    pending = sc._jsc.sc().taskScheduler().executorsPendingDecommission()
-    return frozenset(filter(None, pending.keySet().mkString(",").split(",")))

@@ -24,7 +24,7 @@ from sparkdl.core.errors import (
 from sparkdl.core.jobs import context_of
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.texts import count
-from sparkdl.driver.slots.lost_hosts import draining_executors, executors_left, executors_of
+from sparkdl.driver.slots.lost_hosts import executors_left, executors_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -331,7 +331,7 @@ def _topology(sc: SparkContext) -> Topology:
         cores = (sc.defaultParallelism,)
     else:
         # Spark lists these executors for a while, though they get no more tasks.
-        left = executors_left(sc) | draining_executors(sc)
+        left = executors_left(sc)
         cores = tuple(
             cores
             for there in executors_of(sc)

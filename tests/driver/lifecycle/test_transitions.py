@@ -62,10 +62,7 @@ class Play(Played):
     def joined(self, agent_id: str, task: str = "0.0") -> states.AgentJoined:
         node_id = self.node_id(agent_id)
         return states.AgentJoined(
-            msg.Hello(
-                *(node_id, task, agent_id, f"host-{agent_id}", 1, "x", "3", "task"),
-                executor=f"x-{agent_id}",
-            )
+            msg.Hello(node_id, task, agent_id, f"host-{agent_id}", 1, "x", "3", "task")
         )
 
     def offered(self, agent_id: str, generation: int = 0, port: int = 80) -> states.AgentOffered:
@@ -489,106 +486,6 @@ def test_needed_roles_are_asked_for_before_others() -> None:
     assert relaunched(play.actions) == ["ps:0", "worker:2"]
 
 
-# executors that Spark decommissions
-
-MADE = states.CheckpointMade(CheckpointRef("/c/7", 7, 0))
-
-
-def drains(*agent_ids: str) -> states.ExecutorsDrain:
-    return states.ExecutorsDrain(frozenset(f"x-{agent_id}" for agent_id in agent_ids))
-
-
-def test_notice_asks_all_for_a_checkpoint_and_starts_the_node_elsewhere() -> None:
-    play = Play()
-    actions = play.say(drains("b"))
-    assert sent(actions, msg.Drain) == ["a", "b", "c"]
-    assert "executors of worker:1" in said(actions)
-    assert released(actions) == relaunched(actions) == ["worker:1"]
-    kinds = [type(action) for action in actions]  # or a job would still carry the node
-    assert kinds.index(states.ForgetTask) < kinds.index(states.Relaunch)
-    assert isinstance(play.state, states.Running)
-
-
-def test_node_leaves_at_the_checkpoint_once_another_agent_stands_by_for_it() -> None:
-    play = Play()
-    play.say(drains("b"))
-    assert play.say(MADE) == []  # safe, but there is nobody for the node yet
-    assert sent(play.say(play.joined("b2", "5.0")), msg.Drain) == ["a", "b", "c"]
-    play.say(play.offered("b2"))
-    ref = CheckpointRef("/c/9", 9, 0)
-    actions = play.say(states.CheckpointMade(ref))
-    assert sent(actions, msg.Stop) == ["b"]
-    assert {"a", "c", "b2"} <= set(sent(actions, msg.NewRound))
-    kinds = [type(action.message) for action in actions if isinstance(action, states.Send)]
-    assert kinds[0] is msg.Stop  # else it might offer another child
-    play.say(*(play.offered(agent_id, 1) for agent_id in ("a", "c", "b2")))
-    assert isinstance(play.state, states.Gathering)  # its process is still there
-    actions = play.say(play.left("b"))
-    assert sent(actions, msg.Begin) == ["a", "b2", "c"]
-    assert resumes(actions) == {Resume(0, ref)}  # and it is no restart
-
-
-def test_world_shrinks_at_the_checkpoint_and_grows_at_a_later_one() -> None:
-    play = Play(min_nodes=2)
-    play.say(drains("b"))
-    assert sent(play.say(MADE), msg.Stop) == ["b"]
-    play.say(play.offered("a", 1), play.left("b"))
-    assert sent(play.say(play.offered("c", 1)), msg.Begin) == ["a", "c"]  # no deadline has passed
-    assert play.names == ["worker:0", "worker:2"]
-    play.say(play.joined("b2", "5.0"), play.offered("b2"))
-    actions = play.say(states.CheckpointMade(CheckpointRef("/c/9", 9, 1)))
-    assert sent(actions, msg.NewRound) == ["a", "c", "b2"]
-
-
-@pytest.mark.parametrize("settings", [{"max_restarts": 0}, {}, {"min_nodes": 3}])
-def test_node_without_a_successor_trains_on_where_it_cannot_be_done_without(settings: Any) -> None:
-    play = Play(**settings)
-    actions = play.say(drains("b"))
-    assert sent(actions, msg.Drain) == ["a", "b", "c"]
-    assert relaunched(actions) == (["worker:1"] if settings != {"max_restarts": 0} else [])
-    assert not sent(play.say(MADE), msg.Stop)
-    assert isinstance(play.state, states.Running)
-
-
-def test_chief_leaves_only_for_a_successor() -> None:
-    play = Play(3, {"chief": "chief"}, min_nodes=1)
-    play.say(drains("a"))
-    assert not sent(play.say(MADE), msg.Stop)
-    play.say(play.joined("a2", "5.0"), play.offered("a2"))
-    assert sent(play.say(MADE), msg.Stop) == ["a"]
-
-
-def test_executor_that_ends_before_the_checkpoint_is_a_loss_that_its_successor_shortens() -> None:
-    play = Play()
-    play.say(drains("b"), play.joined("b2", "5.0"), play.offered("b2"), play.left("b"))
-    assert isinstance(play.state, states.Failing)
-    actions = play.expire()
-    assert sent(actions, msg.NewRound) == ["a", "b2", "c"]
-    assert not relaunched(actions)
-
-
-def test_one_successor_is_enough() -> None:
-    play = Play()
-    play.say(drains("b"), play.joined("b2", "5.0"))
-    assert sent(play.say(play.joined("b3", "6.0")), msg.Stop) == ["b3"]
-
-
-def test_nodes_are_asked_again_in_the_world_after_a_failure() -> None:
-    play = Play()
-    play.say(drains("b"), play.joined("b2", "5.0"), play.broke("c"))
-    play.expire()
-    actions = play.say(*(play.offered(agent_id, 1) for agent_id in ("a", "b", "c")))
-    assert sent(actions, msg.Begin) == sent(actions, msg.Drain) == ["a", "b", "c"]
-
-
-def test_node_keeps_a_slot_that_nobody_can_have() -> None:
-    """Without a task its executor would end before it has made a checkpoint."""
-    play = Play(options={"placement": "detached"})
-    play.say(drains("b"), play.broke("c"))
-    play.expire()
-    assert sent(play.say(*(play.offered(i, 1) for i in "abc")), msg.Detach) == ["a", "c"]
-
-
 # Whatever happens.
 
 SPECS: list[dict[str, Any]] = [
@@ -610,7 +507,7 @@ class Chance:
 
     def next(self, generation: int) -> states.Event:
         kinds = ["offer"] * 6 + ["join"] * 3 + ["break", "leave", "made", "return", "expire"]
-        kinds += ["detached", "detached", "drains"]
+        kinds += ["detached", "detached"]
         kind = self.data.draw(st.sampled_from(kinds)) if self.here else "join"
         self.count += 1
         if kind == "join":
@@ -626,7 +523,6 @@ class Chance:
         mostly = self.data.draw(st.sampled_from([generation] * 4 + [0]))
         events: dict[str, states.Event] = {
             "detached": states.AgentDetached(agent),
-            "drains": states.ExecutorsDrain(frozenset({f"x-{agent}"})),
             "offer": self.play.offered(agent, mostly),
             "break": self.play.broke(agent, generation),
             "leave": self.play.left(agent),
@@ -648,7 +544,7 @@ def validate(play: Play, asked: set[str]) -> None:
     if isinstance(state, states.Running):
         roster = state.roster
         seats = roster.agents.values()
-        holders = {a.agent_id for a in seats if a.holds_slot and not roster.drains(a)}
+        holders = {a.agent_id for a in seats if a.holds_slot}
         assert spec.placement == "attached" or holders <= asked
         assert {n.name for n in spec.nodes if not n.role.is_expendable} <= set(play.names)
         assert len(play.names) >= (spec.settings.recovery.min_nodes or len(spec.nodes) - 1)
