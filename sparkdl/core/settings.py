@@ -26,7 +26,6 @@ class Settings:
         lease_s: for which driver or agent may stand still without harm; after somewhat more the
             agent ends its child, see `control/lease.py`.
         max_port_retries: new rounds on new ports before a lost port counts as a failure.
-        restart_backoff_s: before the second restart in a row; doubled before each further one.
         restart_window_s: a restart longer ago than this does not count any more.
         settle_s: wait after a first failure for others, because the first reported failure need not
             be the first that happened. Where all are consequences of another node's loss, the
@@ -42,7 +41,6 @@ class Settings:
     grace_s: float = 10.0
     lease_s: float = 20.0
     max_port_retries: int = 3
-    restart_backoff_s: float = 1.0
     restart_window_s: float = 3600.0
     settle_s: float = 0.3
     stay_s: float = 3.0

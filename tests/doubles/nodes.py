@@ -34,7 +34,7 @@ def launch(
 
 def use_settings(patch: pytest.MonkeyPatch, **settings: Any) -> None:
     """Have clusters use these settings, which `launch` has no arguments for."""
-    here = partial(Settings, **{"restart_backoff_s": 0.05, **settings})
+    here = partial(Settings, **settings)
     patch.setattr("sparkdl.driver.launch.Settings", here)
 
 

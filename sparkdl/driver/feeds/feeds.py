@@ -19,7 +19,6 @@ from sparkdl.driver.feeds.coverage import READERS, SHUFFLES, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport, no_rows
 from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread, LongWait, nodes_now
 from sparkdl.driver.feeds.transitions import fed_members, feed_targets
-from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
 from sparkdl.driver.lifecycle.state import failure_of
 from sparkdl.driver.show import FeedBar
 from sparkdl.driver.threads import Outcome, begin
@@ -29,6 +28,8 @@ from sparkdl.storage.parquet.paths import parquet_paths
 from sparkdl.storage.parquet.source import ParquetSource, list_files
 
 _log = logging.getLogger(__name__)
+
+_START_S = 60.0
 
 
 class Feeds:
@@ -53,9 +54,8 @@ class Feeds:
             trust=controller.server.tls.trust if controller.server.tls else None,
         )
         if settings.can_restart:
-            # Feeders of inference wait for the next generation: its back-off, and the wait for lost
-            # nodes.
-            patience_s = settings.recovery.wait_s + 2 * MAX_BACKOFF_S
+            # Feeders of inference wait for the next generation: for lost nodes, and its start.
+            patience_s = settings.recovery.wait_s + _START_S
             self._feed_spec = replace(self._feed_spec, patience_s=patience_s)
         self._runner: FeedRunner | None = None
         if self._spec.is_fed:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Settings
 
-MAX_BACKOFF_S = 30.0
-
 HOPELESS = frozenset(
     {
         *("ConfigError", "FrameworkMissingError", "FeedTypeError", "RemovedError"),
@@ -66,10 +64,9 @@ class Retry:
 
 @dataclass(frozen=True)
 class Restart:
-    """Start another round of children, at the last checkpoint, which begins after `backoff_s`."""
+    """Start another round of children, at the last checkpoint."""
 
     reason: str
-    backoff_s: float = 0.0
 
 
 Decision = Fail | Retry | Restart
@@ -103,12 +100,7 @@ def decide(
     if recent >= settings.max_restarts:
         return Fail(f"max_restarts={settings.max_restarts} are used up")
     number = f"restart {recent + 1} of {settings.max_restarts}"
-    # The first restart of the window comes at once, the second after one back-off.
-    backoff_s = (
-        min(settings.restart_backoff_s * 2 ** (recent - 1), MAX_BACKOFF_S) if recent else 0.0
-    )
-    reason = f"{number} because {cause.headline().splitlines()[0]}"
-    return Restart(reason, backoff_s)
+    return Restart(f"{number} because {cause.headline().splitlines()[0]}")
 
 
 def is_hopeless(failure: Failure) -> bool:

@@ -151,7 +151,6 @@ class Gathering:
     """Waiting until every node has an agent that has offered a child for `generation`.
 
     Attributes:
-        is_held: whether the round may not begin before `deadline_s`, because others failed soon.
         failures: what this round is to make good; without any it is the first, or has new ports,
             or more nodes.
         reason: why there is another round.
@@ -163,7 +162,6 @@ class Gathering:
     roster: Roster
     generation: int
     deadline_s: float
-    is_held: bool = False
     failures: tuple[Failure, ...] = ()
     reason: str = ""
     world: World | None = None

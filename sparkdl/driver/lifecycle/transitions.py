@@ -88,8 +88,7 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering |
         offers = [agent.offer for agent in roster.agents.values()]
         have_all = all(offer and offer.generation == state.generation for offer in offers)
         may_be_small = may_be_small or have_all
-    # The back-off holds only `Begin` back: children import meanwhile.
-    world = None if state.is_held else roster.world(state.generation, may_be_small)
+    world = roster.world(state.generation, may_be_small)
     if world is None:
         return state, []
     names = {node.name for node in roster.spec.nodes} - {m.node.name for m in world.members}
@@ -149,9 +148,6 @@ def _gathering_expired(
     state: Gathering, event: DeadlinePassed, now_s: float
 ) -> Step[Gathering | Running | Failed]:
     roster = state.roster
-    if state.is_held:  # the back-off is over: from here on missing nodes are waited for
-        deadline_s = now_s + roster.spec.settings.recovery.wait_s
-        return _try_begin(replace(state, is_held=False, deadline_s=deadline_s))
     after, actions = _try_begin(state, may_be_small=state.world is not None)
     if isinstance(after, Running):
         return after, actions
@@ -381,7 +377,6 @@ def _decide(
         failed = Failed(roster, failures, None, returned, world, decision.reason, end_s)
         # Each agent gets this text for its feeders, so it has no lines of the log.
         return failed, _stop_children(roster, generation, replace(cause, log_tail=()).describe())
-    is_held = False
     if isinstance(decision, Retry):
         history = replace(history, port_retries=history.port_retries + 1)
         deadline_s = now_s + settings.start_timeout_s
@@ -390,14 +385,12 @@ def _decide(
     else:
         restarts_s = (*history.restarts_s, now_s)
         history = replace(history, restarts_s=restarts_s, cause=cause)
-        is_held = decision.backoff_s > 0
-        deadline_s = now_s + (decision.backoff_s if is_held else settings.recovery.wait_s)
+        deadline_s = now_s + settings.recovery.wait_s
         said = Warn(decision.reason)
     gathering = Gathering(
         replace(roster, history=history),
         generation + 1,
         deadline_s,
-        is_held,
         failures,
         decision.reason,
         world,

@@ -19,7 +19,7 @@ LEASE_S = 1.0
 HANG_S = 3.0
 
 folder, rows, epochs, calls, pause_s = (sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5]))
-settings = partial(Settings, restart_window_s=1.0, restart_backoff_s=0.05, lease_s=LEASE_S)
+settings = partial(Settings, restart_window_s=1.0, lease_s=LEASE_S)
 setattr(launching, "Settings", settings)  # noqa: B010 (what launch has no arguments for)
 with start(
     train,

@@ -13,7 +13,7 @@ from sparkdl.driver.lifecycle.policy import Decision, Fail, History, Restart, Re
 SETTINGS = Settings(max_port_retries=2)
 PORT = Failure("worker:1", "port", "address in use", 2.0)
 
-RESTARTS = Settings(max_restarts=3, restart_backoff_s=2.0, restart_window_s=100.0)
+RESTARTS = Settings(max_restarts=3, restart_window_s=100.0)
 TRACE = '  File "train.py", line {}, in train\n    raise'
 ERROR = Failure(
     *("worker:1", "exception", "ValueError: no", 2.0),
@@ -60,8 +60,8 @@ def test_lost_port_is_tried_again_so_many_times(
     assert decide([because_of_it, PORT], History(retries), settings) == decision
 
 
-def restart(number: int, failure: Failure, backoff_s: float = 0.0) -> Restart:
-    return Restart(f"restart {number} of 3 because {failure.headline()}", backoff_s)
+def restart(number: int, failure: Failure) -> Restart:
+    return Restart(f"restart {number} of 3 because {failure.headline()}")
 
 
 TABLE: list[tuple[list[Failure], History, Decision]] = [
@@ -72,13 +72,13 @@ TABLE: list[tuple[list[Failure], History, Decision]] = [
     ([ERROR, KILLED], History(), restart(1, KILLED)),
     # Who says that another node is gone is no cause, if another node is.
     ([BROKEN, KILLED], History(), restart(1, KILLED)),
-    ([BROKEN], History(0, (990.0,), BROKEN), restart(2, BROKEN, 2.0)),
-    # Those in a row wait longer and longer; one that is long ago does not count.
-    ([ERROR], History(0, (990.0,)), restart(2, ERROR, 2.0)),
-    ([ERROR], History(0, (980.0, 990.0)), restart(3, ERROR, 4.0)),
+    ([BROKEN], History(0, (990.0,), BROKEN), restart(2, BROKEN)),
+    # One that is long ago does not count.
+    ([ERROR], History(0, (990.0,)), restart(2, ERROR)),
+    ([ERROR], History(0, (980.0, 990.0)), restart(3, ERROR)),
     ([ERROR], History(0, (900.0, 980.0, 990.0)),
      Fail("max_restarts=3 are used up")),
-    ([ERROR], History(0, (899.0, 980.0, 990.0)), restart(3, ERROR, 4.0)),
+    ([ERROR], History(0, (899.0, 980.0, 990.0)), restart(3, ERROR)),
     ([ERROR], History(0, (100.0, 200.0, 300.0)), restart(1, ERROR)),
     # What says that the program is wrong.
     ([replace(ERROR, kind="setup")], History(), Fail(HOPELESS)),
@@ -92,16 +92,16 @@ TABLE: list[tuple[list[Failure], History, Decision]] = [
     ([replace(ERROR, message="no <a at 0x7f3b>")],
      History(0, (990.0,), replace(ERROR, message="no <a at 0x11>")), Fail(AGAIN)),
     # Another step, place, word or code; or what comes from outside.
-    ([replace(ERROR, step=6)], History(0, (990.0,), ERROR), restart(2, ERROR, 2.0)),
+    ([replace(ERROR, step=6)], History(0, (990.0,), ERROR), restart(2, ERROR)),
     ([replace(ERROR, traceback=TRACE.format(8))], History(0, (990.0,), ERROR),
-     restart(2, ERROR, 2.0)),
-    ([EXIT], History(0, (990.0,), replace(EXIT, exit_code=4)), restart(2, EXIT, 2.0)),
-    ([KILLED], History(0, (990.0,), KILLED), restart(2, KILLED, 2.0)),
-    ([UNKNOWN], History(0, (990.0,), UNKNOWN), restart(2, UNKNOWN, 2.0)),
-    ([LOST], History(0, (990.0,), LOST), restart(2, LOST, 2.0)),
-    ([PEER], History(0, (990.0,), PEER), restart(2, PEER, 2.0)),
+     restart(2, ERROR)),
+    ([EXIT], History(0, (990.0,), replace(EXIT, exit_code=4)), restart(2, EXIT)),
+    ([KILLED], History(0, (990.0,), KILLED), restart(2, KILLED)),
+    ([UNKNOWN], History(0, (990.0,), UNKNOWN), restart(2, UNKNOWN)),
+    ([LOST], History(0, (990.0,), LOST), restart(2, LOST)),
+    ([PEER], History(0, (990.0,), PEER), restart(2, PEER)),
     ([replace(LOST, kind="oom")], History(0, (990.0,), replace(LOST, kind="oom")),
-     restart(2, replace(LOST, kind="oom"), 2.0)),
+     restart(2, replace(LOST, kind="oom"))),
 ]  # fmt: skip
 """Failures of one round at 1000 s, what was before, what is decided."""
 
@@ -109,13 +109,6 @@ TABLE: list[tuple[list[Failure], History, Decision]] = [
 @pytest.mark.parametrize(("failures", "history", "decision"), TABLE)
 def test_table(failures: list[Failure], history: History, decision: Decision) -> None:
     assert decide(failures, history, RESTARTS, 1000.0) == decision
-
-
-def test_no_restart_waits_longer_than_the_longest_back_off() -> None:
-    settings = replace(RESTARTS, max_restarts=50)
-    decision = decide([ERROR], History(0, (999.0,) * 40), settings, 1000.0)
-    assert isinstance(decision, Restart)
-    assert decision.backoff_s == 30.0
 
 
 def test_reason_is_one_line_though_the_message_has_many() -> None:

@@ -22,7 +22,6 @@ from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import CheckpointRef, Resume
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
 from sparkdl.driver.lifecycle.transitions import TRANSITIONS, begin, step
 from tests.doubles.machines import Played, declared_steps_only
 
@@ -120,17 +119,6 @@ def test_restart_goes_on_at_the_last_checkpoint_in_the_same_agents() -> None:
     actions = play.say(*(play.offered(i, 1) for i in "abc"))
     assert sent(actions, msg.Begin) == ["a", "b", "c"]
     assert resumes(actions) == {Resume(1, ref)}
-
-
-def test_second_restart_in_a_row_is_held_back_and_children_come_up_meanwhile() -> None:
-    play = Play(restart_backoff_s=5.0)
-    play.say(play.broke("b"))
-    play.expire()
-    play.say(*(play.offered(i, 1) for i in "abc"), play.broke("c", 1))
-    play.expire()
-    assert play.say(*(play.offered(i, 2) for i in "abc")) == []
-    assert isinstance(play.state, states.Gathering)
-    assert sent(play.expire(), msg.Begin) == ["a", "b", "c"]
 
 
 def test_lost_node_is_brought_back_and_told_of_the_round() -> None:
@@ -492,7 +480,7 @@ SPECS: list[dict[str, Any]] = [
     {"nodes": 3, "min_nodes": 2},
     {"nodes": 3, "min_nodes": 2, "options": {"placement": "detached"}},
     {"nodes": 4, "options": {"evaluator": True, "ps": 1}, "min_nodes": 3, "max_restarts": 2},
-    {"nodes": 4, "options": {**SERVED, "is_fed": False}, "restart_backoff_s": 0.0},
+    {"nodes": 4, "options": {**SERVED, "is_fed": False}},
 ]
 
 
@@ -550,8 +538,6 @@ def validate(play: Play, asked: set[str]) -> None:
         assert len(play.names) >= (spec.settings.recovery.min_nodes or len(spec.nodes) - 1)
         for member in state.world.members:
             assert not member.role.is_needed or member.node.node_id in state.roster.agents
-    if isinstance(state, states.Gathering) and state.is_held:
-        assert state.deadline_s - play.now_s <= MAX_BACKOFF_S
 
 
 @given(st.data())
