@@ -203,7 +203,7 @@ class Nodes(Page):
     path, title = "nodes", "Nodes"
 
     def _models(self) -> Sequence[UIElement]:
-        names = ("tone", "pace", *(column.name for column in _NODE_COLUMNS))
+        names = ("tone", *(column.name for column in _NODE_COLUMNS))
         self._source = ColumnDataSource({name: [] for name in names})
         self._counts = text_box()
         self._table = DataTable(
@@ -231,15 +231,12 @@ class Nodes(Page):
         rows = history.rows()
         data = {column.name: column.values(rows) for column in _NODE_COLUMNS}
         data["tone"] = [_tone(row) for row in rows]
-        data["pace"] = [PHASES["failed"][1] if row.is_slow else "inherit" for row in rows]
         if self._table.height != _table_height(len(rows)):
             self._table.height = _table_height(len(rows))
         show_data(self._source, data)
         self._table.view.tags = [history.now_s]  # Bokeh's table looks again when its view changes
         counts = Counter(_word(row) for row in rows)
         said = ", ".join(f"{count:,} {escape(word)}" for word, count in sorted(counts.items()))
-        if slow := [f"{row.name} (the others wait for it)" for row in rows if row.is_slow]:
-            said += f'; <b class="wait">slow: {escape(", ".join(slow[:8]))}</b>'
         show_text(self._counts, f"<p>{said}</p>")
 
 
@@ -270,7 +267,7 @@ def _known(number: int, least: int = 0) -> float:
 _ROW_HEIGHT = 28
 _NODE_COLUMNS = (
     Column("rank", "Rank", 45, lambda row: row.rank if row.rank >= 0 else ""),
-    Column("name", "Node", 85, lambda row: row.name, color="pace"),
+    Column("name", "Node", 85, lambda row: row.name),
     Column("state", "State", 90, lambda row: _word(row), color="tone"),
     Column("step", "Step", 60, lambda row: _known(row.step), "0,0"),
     Column("step_ms", "Step, ms", 70, lambda row: 1000 * row.step_s, "0,0.[0]", "pace"),

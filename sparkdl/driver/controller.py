@@ -362,7 +362,6 @@ class Controller:
             if isinstance(message, msg.NodeActive):
                 before = self.view.activity.get(node_id)
                 self.view.activity[node_id] = message
-                self.view.waits.note(node_id, message, time.monotonic())
                 self._progress.request()
                 self._publish_report(node_id, message, before)
                 return

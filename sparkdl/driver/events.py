@@ -106,9 +106,8 @@ class Sampled(Event, frozen=True):
         metrics: that it has reported with them, by name; None where a node has none.
         load: their use of CPU, memory and GPU, by name as in `NodeLoad`.
         feeds: by name.
-        waits: shares of the last minute, by what a node waited for: `rows`, `others` (the other
-            nodes); `lag`: how much longer the others waited, if they waited for this node. None if
-            unknown.
+        waits: seconds of this generation by name, as in `NodeActive`: those that were `watched`,
+            and of these the waits for `rows` and for `others`, the other nodes.
     """
 
     states: list[str]
@@ -117,7 +116,7 @@ class Sampled(Event, frozen=True):
     metrics: dict[str, list[float | None]] = {}
     feeds: dict[str, FeedColumns] = {}
     load: dict[str, list[float]] = {}
-    waits: dict[str, list[float | None]] = {}
+    waits: dict[str, list[float]] = {}
 
 
 class Report(Event, frozen=True):

@@ -85,7 +85,7 @@ class NodeRow:
     Attributes:
         used: rows of all epochs; a row counts once for each epoch.
         rate: steps, or else batches, in a second of the last minute.
-        waits: shares of the last minute, see `Sampled`.
+        waits: shares of the last minute in which it waited for `rows`, and for `others`.
         load: its use of CPU, memory and GPU; see `NodeLoad`.
     """
 
@@ -104,11 +104,6 @@ class NodeRow:
     metrics: Mapping[str, float] = field(default_factory=dict)
     load: Mapping[str, float] = field(default_factory=dict)
     problem: str = ""
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether the others wait for it."""
-        return bool(self.waits.get("lag"))
 
     @property
     def step_s(self) -> float:
@@ -155,7 +150,9 @@ class Samples:
         self._recent.append(event)
         while event.time_s - self._recent[0].time_s > _RECENT_S:
             self._recent.popleft()
-        values = {} if math.isnan(share := _waiting(event)) else {"without rows": 100 * share}
+        waited = [self.waits(at).get("rows") for at in range(len(event.states))]
+        known = [share for share in waited if share is not None]
+        values = {"without rows": 100 * statistics.fmean(known)} if known else {}
         if before is not None and is_later and event.time_s > before.time_s:
             span_s = event.time_s - before.time_s
             now, then = _rows(event), _rows(before)
@@ -172,6 +169,20 @@ class Samples:
         first = next(each for each in self._recent if (each.steps[at] >= 0) is does_report)
         span_s = last.time_s - first.time_s
         return max(0, _steps(last, at) - _steps(first, at)) / span_s if span_s > 0 else math.nan
+
+    def waits(self, at: int) -> dict[str, float]:
+        """Return the shares of the last minute that a node has waited, by what for."""
+        known = [sample.waits for sample in self._recent if sample.waits]
+        if not known:
+            return {}
+        first, last = known[0], known[-1]
+        waited = {
+            name: column[at] - max(0.0, first[name][at])
+            for name, column in last.items()
+            if column[at] >= 0
+        }
+        watched_s = waited.pop("watched")
+        return {name: s / watched_s for name, s in waited.items()} if watched_s > 0 else {}
 
 
 class History:
@@ -290,11 +301,7 @@ class History:
                 if (value := column[at]) is not None
             },
             load={name: column[at] for name, column in sample.load.items()},
-            waits={
-                name: value
-                for name, column in sample.waits.items()
-                if (value := column[at]) is not None
-            },
+            waits=self.samples.waits(at),
         )
 
 
@@ -326,12 +333,6 @@ def _rows(sample: Sampled) -> tuple[int, int]:
         if state == TRAINING
     ]
     return sum(received for received, _ in rows), sum(used for _, used in rows)
-
-
-def _waiting(sample: Sampled) -> float:
-    """Return the mean share of the last minute that nodes have waited for rows; NaN for none."""
-    known = [share for share in sample.waits.get("rows", ()) if share is not None]
-    return statistics.fmean(known) if known else math.nan
 
 
 def _values(sample: Sampled) -> dict[str, float]:

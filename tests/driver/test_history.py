@@ -48,21 +48,21 @@ def test_rates_are_of_all_nodes_and_metrics_their_mean() -> None:
     assert (columns["least metric loss"], columns["most metric loss"]) == ([0.0] * 2, [2.0] * 2)
 
 
-def test_node_that_the_others_wait_for_is_slow_though_all_take_as_many_steps() -> None:
+def test_waits_are_shares_of_the_last_minute_and_begin_anew_with_a_generation() -> None:
     made = history()
     made.add(events.Changed("c", 0.5, "running", 0, places(0, 1, 2)))
-    waits: dict[str, list[float | None]] = {
-        "rows": [0.0, 0.0, 0.0],
-        "others": [0.6, 0.05, 0.6],
-        "lag": [0.0, 0.55, 0.0],
-    }
-    for time_s in (1.0, 11.0):
-        steps = [int(time_s)] * 3
-        made.add(replace(sample(time_s, [0] * 3, [0] * 3, steps), waits=waits))
-    rows = made.rows()
-    assert len({row.rate for row in rows}) == 1
-    assert [row.is_slow for row in rows] == [False, True, False]
-    assert rows[1].waits == {"rows": 0.0, "others": 0.05, "lag": 0.55}
+    others = [0.0, 0.0, -1.0]
+    for second in range(0, 200, 10):
+        rows = [0.2 * second, float(min(second, 130)), 0.0]
+        others = [others[0] + 6.0, others[1], -1.0]
+        waits = {"watched": [float(second)] * 3, "rows": rows, "others": others}
+        made.add(replace(sample(float(second), [0] * 3, [0] * 3), waits=waits))
+    shares = [row.waits for row in made.rows()]
+    assert shares[0] == {"rows": pytest.approx(0.2), "others": pytest.approx(0.6)}
+    assert shares[1:] == [{"rows": 0.0, "others": 0.0}, {"rows": 0.0}]  # unknown, as with GPUs
+    assert made.samples.series.columns["without rows"][-1] == pytest.approx(100 * 0.2 / 3)
+    made.add(events.Changed("c", 200.0, "running", 1, places(0, 1, 2)))
+    assert [row.waits for row in made.rows()] == [{}] * 3
 
 
 @pytest.mark.parametrize("end", ["finished", "failed"])

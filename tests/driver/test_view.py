@@ -45,6 +45,7 @@ def test_what_was_reported_before_a_restart_is_not_told_after_it() -> None:
     sample = sampled(SPEC, 0.0, view)
     assert sample.steps == [-1, 3]
     assert sample.metrics == {"loss": [None, 0.25]}
+    assert sample.waits == {"watched": [0.0, 2.0], "rows": [0.0, 0.5], "others": [-1.0, 1.5]}
 
 
 @pytest.mark.parametrize(

@@ -1,39 +1,28 @@
-"""Who waits for whom in real trainings: late feeds, slow feeds, stragglers."""
+"""A training that the feed holds up is seen to wait for rows."""
 
 from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import sparkdl
-from sparkdl.core.options import Feeding
-from sparkdl.driver import view
 from sparkdl.driver.events import Sampled
 from sparkdl.driver.history import Clusters, History
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, launch
 from tests.doubles.until import until
 
-_SLICE_S = 2.0
-"""In the place of ten seconds, so that a minute takes twelve."""
 _LOOK_S = 0.2
 looked = partial(until, within_s=SOON_S, look_s=_LOOK_S)
 
 
 def rest(seconds: float) -> None:
     threading.Event().wait(seconds)
-
-
-def rest_as_users_do(seconds: float) -> None:
-    time.sleep(seconds)  # noqa: TID251 (what a straggler does)
 
 
 def launched(cluster: sparkdl.Cluster) -> History:
@@ -87,54 +76,3 @@ def test_training_that_the_feed_holds_up_is_seen_to_wait_for_rows() -> None:
         finally:
             is_over.set()
         feeding.result(SOON_S)
-
-
-def step_with_torch(ctx: NodeContext, end: Path) -> Iterator[int]:
-    """Train until a file is there; yield before each step."""
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    is_over, step = torch.zeros(1), 0
-    while not is_over.item():
-        yield step
-        optimizer.zero_grad()
-        model(torch.rand(64, 256)).square().mean().backward()
-        optimizer.step()
-        is_over = torch.tensor([float(end.exists())])
-        dist.all_reduce(is_over)
-        step += 1
-
-
-def train_in_step(args: str, ctx: NodeContext) -> None:
-    """Train together; rank 1 sleeps in each step."""
-    for step in step_with_torch(ctx, Path(args)):
-        ctx.report(step)
-        if ctx.rank == 1:
-            rest_as_users_do(0.1)
-    ctx.barrier()
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.torch
-def test_node_that_the_others_wait_for_in_each_step_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view, "SLICE_S", _SLICE_S)
-    end, alone = tmp_path / "end", Feeding(fed=False)
-    with launch(train_in_step, str(end), 2, framework="torch", feeding=alone) as cluster:
-        history = launched(cluster)
-
-        def is_named() -> bool:
-            look(cluster, history)
-            return history.rows()[1].is_slow
-
-        assert looked(lambda: is_named() or "Running" not in cluster.status(), within_s=120.0)
-        end.touch()
-        cluster.results(60)
-    fast, slow = history.rows()
-    assert fast.waits["others"] > slow.waits["others"] + view.AWAITED
-    assert (fast.is_slow, slow.is_slow) == (False, True)
