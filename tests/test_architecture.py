@@ -54,7 +54,6 @@ PYSPARK = {  # who may import pyspark
     "driver/executors/sessions.py": "tells classic sessions from those of Spark Connect",
     "driver/executors/result_rdd.py": "derives from Spark's RDD",
     "driver/executors/parquet_scan.py": "reads a DataFrame's plan, types and files",
-    "driver/executors/plan.py": "reads a DataFrame's plan",
     "driver/executors/scored.py": "names and types the columns of results",
     "driver/slots/placement.py": "asks Spark for a node's GPUs; lazily",
     "*task.py": "runs inside a Spark task",

@@ -34,7 +34,6 @@ FIX = rf"(^|[.:;,({HOLE}] |\b(or|and|to|then) )({FIXES})\b"  # where a clause be
 QUOTED = "says why nodes do not read a DataFrame; the error that quotes it has the fix"
 EXCEPTIONS = {  # files, and beginnings of texts in them, that need neither value nor fix: why
     "driver/executors/parquet_scan.py": QUOTED,
-    "driver/executors/plan.py": QUOTED,
     "storage/parquet/scan.py": QUOTED,
     "control/messages.py": "quoted in the ProtocolError about the message",
     "control/values.py": "quoted in the ProtocolError about the result",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,20 +30,10 @@ Change = Callable[["DataFrame"], "DataFrame"]
 
 
 @pytest.fixture(autouse=True)
-def session_settings(spark_local: SparkSession) -> Iterator[None]:
-    """Have a time zone that is not UTC, so that one that is forgotten shows; and few tasks.
-
-    Dates of files that name no calendar are taken as they are, which Spark 3.5 does not do by
-    default.
-    """
-    own = {"spark.sql.session.timeZone": "America/St_Johns", "spark.sql.files.minPartitionNum": "1"}
-    for kind in ("datetime", "int96"):
-        own[f"spark.sql.parquet.{kind}RebaseModeInRead"] = "CORRECTED"
-    for name, value in own.items():
-        spark_local.conf.set(name, value)
+def few_tasks(spark_local: SparkSession) -> Iterator[None]:
+    spark_local.conf.set("spark.sql.files.minPartitionNum", "1")
     yield
-    for name in own:
-        spark_local.conf.unset(name)
+    spark_local.conf.unset("spark.sql.files.minPartitionNum")
 
 
 def by_spark(frame: DataFrame) -> pa.Table:
@@ -103,10 +92,6 @@ def assert_same(frame: DataFrame) -> pa.Table:
 # whatever the values
 
 
-def times(**bounds: Any) -> st.SearchStrategy[datetime]:
-    return st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 30), **bounds)
-
-
 TEXTS = st.lists(st.none() | st.text("ab", max_size=2), max_size=2)
 SMALL = st.lists(st.integers(0, 9), max_size=2)
 FLOATS = st.floats(width=32)
@@ -124,10 +109,6 @@ SCALARS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "text": (pa.string(), st.text(st.characters(exclude_categories=["Cs"]), max_size=5)),
     "bytes": (pa.binary(), st.binary(max_size=5)),
     "fixed": (pa.binary(3), st.binary(min_size=3, max_size=3)),
-    "day": (pa.date32(), st.dates(date(1, 1, 1), date(9999, 12, 30))),
-    "instant": (pa.timestamp("us", "UTC"), times(timezones=st.just(timezone.utc))),
-    "local": (pa.timestamp("us"), times()),
-    "millis": (pa.timestamp("ms"), times().map(lambda t: t.replace(microsecond=0))),
 }
 NESTED: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "doubles": (pa.list_(pa.float64()), st.lists(st.none() | DOUBLES, max_size=3)),
@@ -142,18 +123,11 @@ NESTED: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
             }
         ),
     ),
-    "parts": (
-        pa.list_(pa.struct([("x", pa.timestamp("us", "UTC"))])),
-        st.lists(
-            st.none() | st.fixed_dictionaries({"x": times(timezones=st.just(timezone.utc))}),
-            max_size=2,
-        ),
-    ),
 }
 if int(pa.__version__.partition(".")[0]) < 26:
     del NESTED["pair"]  # null lists of a fixed size are an error there: apache/arrow#35692
 COLUMNS = {**SCALARS, **NESTED}
-SELECTED = ["`text` as `bytes`", "`local`", "part as `p.q`", "parts", "fixed", "doubles"]
+SELECTED = ["`text` as `bytes`", "part as `p.q`", "fixed", "doubles"]
 
 
 @st.composite
@@ -223,13 +197,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_what_spark_wrote_is_read_vectors_and_int96_among_it(
+def test_what_spark_wrote_is_read_vectors_among_it(
     spark_local: SparkSession, tmp_path: Path
 ) -> None:
     dense = [Vectors.dense([i, 1, -0.0]) for i in range(20)]
     rows = [(i, v if i % 3 else Vectors.sparse(3, [1], [2.0])) for i, v in enumerate(dense)]
     frame = spark_local.createDataFrame(rows, ["id", "v"]).selectExpr(
-        *("id", "v", "timestamp_micros(id * 1000001 - 5) as instant", "id % 2 as half"),
+        *("id", "v", "id % 2 as half"),
         "cast(cast(id as decimal(12, 3)) / 7 as decimal(12, 3)) as price",
     )
     frame.write.partitionBy("half").parquet(str(tmp_path / "data"))
@@ -269,8 +243,8 @@ def test_scans_that_nodes_read(spark_local: SparkSession, folder: Path, change: 
         (lambda df: df.select("id", "_metadata.file_path"), "'file_path' is computed"),
         (lambda df: df.select(f.col("id").cast("double")), "'id' is computed"),
         (lambda df: df.select("s.a"), "'a' is computed"),
-        (lambda df: df.where("id > 3"), "pass a filter"),
-        (lambda df: df.where("part = 1"), "pass a filter"),
+        (lambda df: df.where("id > 3"), "Filter"),
+        (lambda df: df.where("part = 1"), "Filter"),
         (lambda df: df, "'part' is not in the files"),
         (lambda df: df.select("id", "id"), "several columns 'id'"),
         (lambda df: df.sparkSession.range(3), "Range"),
@@ -289,7 +263,6 @@ def test_what_is_no_scan_is_left_to_spark(
     [
         ("spark.sql.files.ignoreCorruptFiles", "true", "ignoreCorruptFiles is set"),
         ("spark.sql.parquet.fieldId.read.enabled", "true", "field ids"),
-        ("spark.sql.parquet.int96TimestampConversion", "true", "Impala"),
         ("spark.sql.execution.arrow.useLargeVarTypes", "true", "64-bit offsets"),
     ],
 )
@@ -314,10 +287,12 @@ def test_options_schemas_and_caches_that_change_what_spark_reads(
 
     read, path = spark_local.read, str(folder)
     refused(read.option("datetimeRebaseMode", "LEGACY").parquet(path), "option datetimerebasemode")
-    refused(spark_local.read.option("ignoreMissingFiles", "true").parquet(path), "ignoreMissing")
+    refused(
+        spark_local.read.option("ignoreMissingFiles", "true").parquet(path), "(?i)ignoreMissing"
+    )
     refused(
         spark_local.read.schema("id int").parquet(path).drop("part"),
-        "is int64, which Spark reads as int32",
+        "is int64 in .* and int32 for Spark",
     )
     refused(spark_local.read.schema("ID bigint").parquet(path).drop("part"), "'ID' is called 'id'")
     refused(spark_local.read.schema("new int").parquet(path).drop("part"), "'new' is missing")

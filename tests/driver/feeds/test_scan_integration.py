@@ -82,7 +82,7 @@ def test_rows_are_the_same_whoever_reads_the_files(
         assert cluster.feed(frame, 2, "spark", reader="spark").rows_fed == 240
         cluster.end_feeds("spark")
         filtered = cluster.feed(frame.where("x between 10 and 100"), 2, "filtered")
-        assert "is read through Spark: its rows pass a filter" in told("filtered")
+        assert "is read through Spark: its rows come through Filter" in told("filtered")
         assert (filtered.rows_used, sum(filtered.rows.values())) == (182, 182)
         cluster.end_feeds("filtered")
         cluster.feed(frame.orderBy("x"), feed="sorted")
