@@ -26,7 +26,7 @@ _SAME_PARTS = {"Python": 2, "sparkdl": 9, "pyspark": 9, "numpy": 1}
 """How many parts of a version must match: with others a launch is refused, or fails later."""
 _ABSENT = "not installed"
 _SLOW_MBS = 100.0
-_UNITS = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
+_SHM_NBYTES = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -290,56 +290,8 @@ def _describe_gpus(machine: Machine) -> str:
     return f"{' and '.join(names) or 'no GPU'}, driver {machine.driver_version}"
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """A question to every machine about its `size`; texts name the fields of `Machine`.
-
-    `least` says how much there has to be, by the machine and the number of executors on its host.
-    """
-
-    name: str
-    size: str
-    least: Callable[[Machine, int], int]
-    fine: str
-    poor: str
-    advice: str
-
-
-_RULES = (
-    _Rule(
-        "memory",
-        "free_nbytes",
-        lambda machine, on_host: machine.feed_nbytes * on_host,
-        "at least {free_nbytes} free{each}, of {memory_nbytes}; a node's feed holds at most "
-        "{feed_nbytes}",
-        "{free_nbytes} of {memory_nbytes} are free, and the feed of each node on the host may hold "
-        "{feed_nbytes} beside the model",
-        "Set Feeding(memory_nbytes=…) lower, give the executors more memory, or fewer to a host",
-    ),
-    _Rule(
-        "disk",
-        "disk_free_nbytes",
-        lambda _machine, _on_host: 1 << 30,
-        "at least {disk_free_nbytes} free{each}, in {folder}; a feed may use {feed_disk_nbytes}",
-        "{disk_free_nbytes} are free in {folder}, where a feed keeps the rows of later epochs that "
-        "do not fit into memory",
-        "Free some, or point spark.local.dir (SPARK_LOCAL_DIRS) to a larger disk",
-    ),
-    _Rule(
-        "shared memory",
-        "shm_nbytes",
-        lambda _machine, _on_host: 512 << 20,
-        "/dev/shm has at least {shm_nbytes}{each}",
-        "/dev/shm has {shm_nbytes}: feeds do not use it, but the workers of a PyTorch DataLoader "
-        "and NCCL do, and are killed or fail when it is full",
-        "Give the container more: docker run --shm-size=2g, or an emptyDir with medium Memory at "
-        "/dev/shm",
-    ),
-)
-
-
 def judge_machines(facts: Sequence[Facts], needs_shm: bool) -> Iterator[Check]:
-    """Say whether there is memory and disk for feeds, and whether sparkdl itself works there."""
+    """Say whether sparkdl itself works there, and whether /dev/shm is large enough."""
     for error, them in grouped(facts, lambda one: one.machine_error).items():
         if error:
             yield Check(
@@ -348,38 +300,22 @@ def judge_machines(facts: Sequence[Facts], needs_shm: bool) -> Iterator[Check]:
                 f"{places(them)}: no node can start: {error}",
                 "Install sparkdl-cluster in the executors' Python, with what it needs",
             )
-    pairs = _machines(facts)
-    for rule in _RULES:
-        if pairs and (needs_shm or rule.size != "shm_nbytes"):
-            yield _judge_by(rule, pairs)
-
-
-def _judge_by(rule: _Rule, pairs: Sequence[tuple[Facts, Machine]]) -> Check:
-    on_host = Counter(one.host for one, _ in pairs)
-
-    def size(pair: tuple[Facts, Machine]) -> float:
-        found = getattr(pair[1], rule.size)
-        return float("inf") if found is None or found < 0 else float(found)  # there is no limit
-
-    poor = [pair for pair in pairs if size(pair) < rule.least(pair[1], on_host[pair[0].host])]
-    one, machine = min(poor or pairs, key=size)
-    words = _in_words(machine)
-    if poor:
-        finding = f"{one.place}: {rule.poor.format_map(words)}"
-        if len(poor) > 1:
-            some, every = ([each for each, _ in them] for them in (poor, pairs))
-            finding += f"; it has least of {so_many(some, every)}"
-        return Check(rule.name, "warning", finding, rule.advice)
-    words["each"] = " on each executor" if len(pairs) > 1 else ""
-    return Check(rule.name, "ok", rule.fine.format_map(words))
-
-
-def _in_words(machine: Machine) -> dict[str, str]:
-    values = {name: getattr(machine, name) for name in machine.__struct_fields__}
-    return {
-        name: _nbytes(value or 0) if name.endswith("nbytes") else str(value)
-        for name, value in values.items()
-    }
+    sizes = [(machine.shm_nbytes, one) for one, machine in _machines(facts) if machine.shm_nbytes]
+    if not (needs_shm and sizes):
+        return
+    least, one = min(sizes, key=lambda pair: pair[0])
+    text = f"/dev/shm has {least / 2**30:.2f} GiB"
+    if least >= _SHM_NBYTES:
+        yield Check("shared memory", "ok", f"{text} at least")
+        return
+    yield Check(
+        "shared memory",
+        "warning",
+        f"{one.place}: {text}: feeds do not use it, but the workers of a PyTorch DataLoader and "
+        "NCCL do, and are killed or fail when it is full",
+        "Give the container more: docker run --shm-size=2g, or an emptyDir with medium Memory at "
+        "/dev/shm",
+    )
 
 
 def judge_storage(
@@ -418,10 +354,3 @@ def _storage_advice(url: str) -> str:
 
 def _machines(facts: Sequence[Facts]) -> list[tuple[Facts, Machine]]:
     return [(one, one.machine) for one in facts if one.machine is not None]
-
-
-def _nbytes(number: int) -> str:
-    for unit, factor in _UNITS.items():
-        if abs(number) >= factor:
-            return f"{number / factor:.1f} {unit}"
-    return f"{number} B"

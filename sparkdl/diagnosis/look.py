@@ -30,14 +30,7 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, in_words
 from sparkdl.core.settings import visible_gpus
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.gpus import allowed_gpus, has_driver, list_gpus, open_nvml
-from sparkdl.node.resources import (
-    HadoopClasspath,
-    feed_disk,
-    feed_memory,
-    free_memory,
-    total_memory,
-    work_root,
-)
+from sparkdl.node.resources import HadoopClasspath
 from sparkdl.node.task import missing_framework
 from sparkdl.storage.systems import find_files, locate, open_storage
 
@@ -47,26 +40,16 @@ _MARGIN_S = 5.0
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The resources of an executor that a node would use. Sizes in bytes.
+    """The resources of an executor that a node would use.
 
     Attributes:
-        memory_nbytes: the total, shared by this process and those beside it.
-        feed_nbytes: the default limit of a node's feed in memory.
-        folder: where a node writes files, including rows that do not fit into memory.
-        feed_disk_nbytes: the default limit of a node's feed on that disk.
-        shm_nbytes: the size of /dev/shm; `None` where there is none.
+        shm_nbytes: the size of /dev/shm; 0 where there is none.
         driver_version: of NVIDIA's driver, if there is one.
         gpus: the names of the GPUs that a node may use.
         gpu_error: why they cannot be listed.
     """
 
-    memory_nbytes: int = 0
-    free_nbytes: int = 0
-    feed_nbytes: int = 0
-    folder: str = ""
-    disk_free_nbytes: int = 0
-    feed_disk_nbytes: int = 0
-    shm_nbytes: int | None = None
+    shm_nbytes: int = 0
     driver_version: str = ""
     gpus: tuple[str, ...] = ()
     gpu_error: str = ""
@@ -173,20 +156,8 @@ def look_at_machine() -> Machine:
     """Return the resources that a node would use here; imports sparkdl, but no framework."""
     import sparkdl.node.agent  # noqa: F401 (a package that is missing shows here)
 
-    folder = work_root()
-    version, gpus, gpu_error = _gpus()
-    return Machine(
-        memory_nbytes=total_memory(),
-        free_nbytes=free_memory(),
-        feed_nbytes=feed_memory(None),
-        folder=str(folder),
-        disk_free_nbytes=shutil.disk_usage(folder).free,
-        feed_disk_nbytes=feed_disk(None, folder),
-        shm_nbytes=shutil.disk_usage(_SHM).total if _SHM.is_dir() else None,
-        driver_version=version,
-        gpus=gpus,
-        gpu_error=gpu_error,
-    )
+    shm_nbytes = shutil.disk_usage(_SHM).total if _SHM.is_dir() else 0
+    return Machine(shm_nbytes, *_gpus())
 
 
 def look_at_framework(name: str, is_wanted: str) -> Imported | dict[str, Any]:

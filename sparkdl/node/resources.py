@@ -31,14 +31,11 @@ _JARS_ADDED = "TFOS_CLASSPATH_UPDATED"
 _HADOOP_TIMEOUT_S = 60.0
 _NUMBER = r"\A(\d+)$"
 _LIMIT = {"memory.max": _NUMBER, "memory.limit_in_bytes": _NUMBER}
-_USED = {"memory.current": _NUMBER, "memory.usage_in_bytes": _NUMBER}
 _OOM_KILLS = dict.fromkeys(("memory.events", "memory.oom_control"), r"^oom_kill (\d+)$")
 """Files of a memory cgroup of version 2, and of version 1, with what to look for there.
 
 https://docs.kernel.org/admin-guide/cgroup-v2.html and cgroup-v1/memory.html
 """
-_UNUSED_CACHE = {"memory.stat": r"^(?:total_)?inactive_file (\d+)$"}
-"""Its last line counts: in version 1 the total comes after the group's own."""
 
 
 def own_host(peer: tuple[str, int], environment: Environment) -> str:
@@ -87,20 +84,10 @@ def work_root(environ: Mapping[str, str] | None = None) -> Path:
 
 def feed_memory(asked_nbytes: int | None) -> int:
     """Return the byte budget of a node's logs: the requested one, or an eighth of the memory."""
-    return max(_MIN_FEED_NBYTES, total_memory() // 8) if asked_nbytes is None else asked_nbytes
-
-
-def total_memory() -> int:
-    return min(int(psutil.virtual_memory().total), cgroup_limit() or 1 << 62)
-
-
-def free_memory() -> int:
-    """Return how many bytes of that are free; what the kernel can drop at once counts as free."""
-    free, limit, used = int(psutil.virtual_memory().available), cgroup_limit(), _cgroup(_USED)
-    if limit is None or used is None:
-        return free
-    # A cgroup counts the page cache of its files as used.
-    return min(free, limit - used + (_cgroup(_UNUSED_CACHE) or 0))
+    if asked_nbytes is not None:
+        return asked_nbytes
+    there = min(int(psutil.virtual_memory().total), cgroup_limit() or 1 << 62)
+    return max(_MIN_FEED_NBYTES, there // 8)
 
 
 def feed_disk(asked_nbytes: int | None, folder: Path) -> int:

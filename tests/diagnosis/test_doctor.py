@@ -33,7 +33,7 @@ def test_import_that_fails_is_told_beside_what_is_well(tmp_path: Path) -> None:
         ["storage", f"file://{tmp_path}/gone"],
     ]
     found = look_around(looks, limit_s=60.0)
-    assert found["machine"]["memory_nbytes"] > 0
+    assert found["machine"]["gpu_error"] == ""
     assert "libcublas.so.12" in found["imports"][BROKEN]["error"]
     assert found["storage"][f"file://{tmp_path}/here"] == ""
     assert "no such file" in found["storage"][f"file://{tmp_path}/gone"]
@@ -48,7 +48,7 @@ def test_check_that_fails_itself_hides_no_other(monkeypatch: pytest.MonkeyPatch)
     (gpus,) = [check for check in report.checks if check.name == "GPUs"]
     assert gpus.verdict == "warning"
     assert "could not be checked: ZeroDivisionError: a mistake" in gpus.finding
-    assert {"versions", "memory", "disk"} <= {check.name for check in report.checks}
+    assert {"versions", "Spark"} <= {check.name for check in report.checks}
     assert report.ok
 
 

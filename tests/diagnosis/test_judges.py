@@ -15,15 +15,7 @@ from sparkdl.diagnosis.look import Facts, Imported, Machine
 
 GIB = 1 << 30
 VERSIONS = {"Python": "3.11.7", "sparkdl": "0.1.0", "pyspark": "4.0.1", "numpy": "2.1.0"}
-MACHINE = Machine(
-    memory_nbytes=64 * GIB,
-    free_nbytes=32 * GIB,
-    feed_nbytes=8 * GIB,
-    folder="/disk",
-    disk_free_nbytes=100 * GIB,
-    feed_disk_nbytes=25 * GIB,
-    shm_nbytes=8 * GIB,
-)
+MACHINE = Machine(8 * GIB)
 DRIVER = Facts("driver", "head", versions=VERSIONS)
 A = Facts("a 1", "a", address="10.0.0.1", versions=VERSIONS, machine=MACHINE)
 B = replace(A, executor="b 1", host="b", address="10.0.0.2")
@@ -130,42 +122,18 @@ def test_missing_framework_is_a_problem_where_it_was_asked_for() -> None:
 # Machines.
 
 
-def test_good_machines_are_a_line_each() -> None:
-    checks = list(judges.judge_machines([A, B], needs_shm=True))
-    assert [(c.name, c.verdict) for c in checks] == [
-        ("memory", "ok"),
-        ("disk", "ok"),
-        ("shared memory", "ok"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("change", "verdict", "words"),
-    [
-        ({"free_nbytes": GIB}, "warning", "1.0 GiB of 64.0 GiB are free, and the feed of each"),
-        ({"disk_free_nbytes": 1 << 20}, "warning", "1.0 MiB are free in /disk"),
-        ({"shm_nbytes": 64 << 20}, "warning", "/dev/shm has 64.0 MiB: feeds do not use it"),
-    ],
-)
-def test_poor_machine_is_named(change: dict[str, object], verdict: str, words: str) -> None:
-    poor = replace(B, machine=replace(MACHINE, **change))
-    checks = list(judges.judge_machines([A, poor], needs_shm=True))
-    (said,) = found(checks, verdict)
-    assert "b (10.0.0.2): " in said
-    assert words in said
+def test_small_shared_memory_is_named_where_torch_may_use_it() -> None:
+    poor = replace(B, machine=Machine(64 << 20))
+    assert not list(judges.judge_machines([A, poor], needs_shm=False))
+    assert found(judges.judge_machines([A], needs_shm=True), "ok")
+    (said,) = found(judges.judge_machines([A, poor], needs_shm=True), "warning")
+    assert "b (10.0.0.2): /dev/shm has 0.06 GiB: feeds do not use it" in said
 
 
 def test_machine_where_no_node_can_start_is_named() -> None:
     bad = replace(B, machine=None, machine_error="No module named 'msgspec'")
     (said,) = found(judges.judge_machines([A, bad], needs_shm=True), "problem")
     assert "b (10.0.0.2): no node can start: No module named 'msgspec'" in said
-
-
-def test_many_poor_machines_are_not_a_line_each() -> None:
-    poor = replace(MACHINE, free_nbytes=GIB)
-    many = [replace(A, executor=f"{i} 1", host=f"h{i}", machine=poor) for i in range(100)]
-    (said,) = found(judges.judge_machines(many, needs_shm=False), "warning")
-    assert "it has least of all 100 executors" in said
 
 
 def test_gpus_that_are_asked_for_and_not_there_are_a_problem() -> None:

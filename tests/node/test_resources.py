@@ -104,33 +104,6 @@ def cgroup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, st
 
 
 @pytest.mark.parametrize(
-    ("files", "free"),
-    [
-        ({"memory.current": "700", "memory.stat": "file 9\ninactive_file 200\n"}, 500),
-        (
-            {
-                "memory.usage_in_bytes": "700",
-                "memory.stat": "inactive_file 1\ntotal_inactive_file 100\n",
-            },
-            400,
-        ),
-        ({"memory.current": "10", "memory.stat": ""}, 900),
-        ({}, 900),
-    ],
-    ids=["version 2", "version 1", "the machine has less", "nobody tells"],
-)
-def test_free_memory_is_what_cgroup_and_machine_have_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], free: int
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=900))
-    monkeypatch.setattr(resources, "cgroup_limit", lambda: 1000)
-    monkeypatch.setattr(resources, "memory_cgroups", lambda: [tmp_path])
-    assert resources.free_memory() == free
-
-
-@pytest.mark.parametrize(
     ("name", "text", "limit"),
     [
         ("memory.max", "1073741824\n", GIB),
