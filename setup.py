@@ -28,7 +28,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["sparkdl", "sparkdl.*"]),
-    package_data={"sparkdl": ["py.typed", "dashboard/page.html", "errors.md"]},
+    package_data={"sparkdl": ["py.typed", "dashboard/page.html"]},
     install_requires=[
         "cloudpickle>=3",
         "google-crc32c>=1.5",

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedError, SparkdlError
+from sparkdl.core.errors import FrameworkMissingError, NodeFailedError, SparkdlError
 from sparkdl.core.texts import docs_page
 from sparkdl.version import __version__
 
@@ -38,10 +37,6 @@ def main(argv: list[str] | None = None) -> int:
     _add_dashboard(
         commands.add_parser("dashboard", help="show the record of a cluster in a browser")
     )
-    explain = commands.add_parser("explain", help="say what an error means, and what to do")
-    explain.add_argument("name", nargs="?", metavar="ERROR",
-        help="FeedTimeoutError or SPARKDL-FEED-LOST, say; without it, all are listed")  # fmt: skip
-    explain.set_defaults(function=_explain)
     options = parser.parse_args(argv)
     try:
         return int(options.function(options))
@@ -154,20 +149,3 @@ def _run(options: argparse.Namespace) -> int:
         print(f"sparkdl run: {cause.headline() if is_seen else error}", file=sys.stderr)
         return cause.exit_code or 1
     return 0
-
-
-def _explain(options: argparse.Namespace) -> int:
-    page = (Path(__file__).parent / "errors.md").read_text(encoding="utf-8")
-    sections = re.findall(r"^### (\S+)\n+(.+?)\s*(?=^##|\Z)", page, re.M | re.S)
-    found = dict(sections)
-    if not options.name:
-        print("\n".join(found))
-        return 0
-    wanted = options.name.strip("[]").rpartition(".")[2].lower()
-    for name, text in found.items():
-        if name.lower() == wanted:
-            print(f"{name}\n\n{text}")
-            return 0
-    raise ConfigError(
-        f"no error of sparkdl is called {options.name!r}. Run `sparkdl explain` for all names"
-    )

@@ -38,24 +38,6 @@ def test_module_prints_its_version() -> None:
     assert said == f"sparkdl {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("FeedTimeoutError", "FeedTimeoutError\n\nAlso a `TimeoutError`. For `Feeding(timeout_s="),
-        ("sparkdl.core.errors.NodeLostError", "NodeLostError\n\nA `NodeFailedError`"),
-        ("[SPARKDL-FEED-LOST]", "SPARKDL-FEED-LOST\n\nA Spark task that feeds has lost"),
-        ("illegaltransitionerror", "report it with the log.\n"),
-    ],
-)
-def test_errors_are_explained_without_the_documentation(
-    name: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["explain", name]) == 0
-    told = capsys.readouterr().out
-    assert says in told
-    assert "\n#" not in told, "one section"
-
-
 @pytest.mark.torch
 def test_program_runs_in_several_processes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -37,28 +38,59 @@ from sparkdl.driver.events import (
     Sampled,
     line_of,
 )
-from sparkdl.driver.stream import PERIOD_S, Batches
+from sparkdl.driver.stream import PERIOD_S
 
 _log = logging.getLogger(__name__)
 
 _DENSE_S = 3600.0
 """Until then a record has all samples, later fewer and fewer: so files stay small."""
 _REST_S = 10.0
+_MAX_EVENTS = 100_000
+"""Waiting while nothing can be written; the oldest are dropped."""
+_RECORD_S = 1.0
+"""How long the cluster's end may wait for the last events to be written."""
 _END_S = 5.0
 
 
-class Recorder(Batches):
+class Recorder(threading.Thread):
     """Writes the events of one cluster to the file `path`, in a thread: a disk may hang."""
 
     def __init__(self, controller: Controller, folder: str) -> None:
         cluster = controller.spec.cluster_id
-        super().__init__(f"The record of cluster {cluster}", f"sparkdl-record-{cluster}", PERIOD_S)
+        super().__init__(name=f"sparkdl-record-{cluster}", daemon=True)
         self.path = Path(folder, f"{cluster}{SUFFIX}")
         self._file = self.path.open("xb")
         self._begun_s = self._kept_s = controller.events.begun_s
-        controller.events.subscribe(self.put, Launched, Changed, Checkpoint, Sampled, Ended)
+        self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
+        self._ends = threading.Event()
+        controller.events.subscribe(self._put, Launched, Changed, Checkpoint, Sampled, Ended)
 
-    def _take(self, events: Sequence[Event], is_last: bool) -> None:
+    def _put(self, event: Event) -> None:
+        """Take an event; on any thread. With the last one, wait for a limited time."""
+        if not isinstance(event, Ended):
+            self._events.append(event)
+            return
+        self._ends.set()
+        if self.is_alive():
+            self.join(_RECORD_S)
+
+    def run(self) -> None:
+        try:
+            has_ended = False
+            while not has_ended:
+                has_ended = self._ends.wait(PERIOD_S)
+                self._write([self._events.popleft() for _ in range(len(self._events))], has_ended)
+        except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
+            _log.exception(
+                "The record %s ends here after an error; the cluster continues", self.path
+            )
+        finally:
+            # Later events are dropped, or they would fill the memory of the driver.
+            self._events = deque(maxlen=0)
+            with suppress(OSError):  # it flushes again
+                self._file.close()
+
+    def _write(self, events: Sequence[Event], is_last: bool) -> None:
         """Write the events; of samples the fewer the longer it trains, and the last one."""
         for event in events:
             if isinstance(event, Sampled):
@@ -66,13 +98,8 @@ class Recorder(Batches):
                 if event.time_s - self._kept_s < rest_s and not is_last:
                     continue
                 self._kept_s = event.time_s
-            if not isinstance(event, Ended):
-                self._file.write(line_of(event))
+            self._file.write(line_of(event))
         self._file.flush()
-
-    def _finish(self) -> None:
-        with suppress(OSError):  # it flushes again
-            self._file.close()
 
 
 def folder_of_records(folder: str | os.PathLike[str]) -> str:

@@ -23,7 +23,6 @@ from sparkdl.driver.feeds.feeds import Feeds
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.runner import LongWait
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
-from sparkdl.driver.show import show_page
 from sparkdl.driver.threads import begin
 
 if TYPE_CHECKING:
@@ -82,24 +81,6 @@ class Cluster:
     def __repr__(self) -> str:
         nodes = listed([member.node.name for member in self.world.members])
         return f"Cluster({self.spec.cluster_id}: {nodes}; {self.status()})"
-
-    def show(self, height: int = 640) -> None:
-        """Show the dashboard in the cell that runs; outside of a notebook, print its address.
-
-        The browser has to reach the driver's address; see docs/dashboard.md.
-
-        Args:
-            height: in pixels.
-
-        Raises:
-            ConfigError: if the cluster has no dashboard.
-        """
-        if self.dashboard_url is None:
-            raise ConfigError(
-                "this cluster has no dashboard: pip install bokeh, and launch "
-                "it with observe=Observe(dashboard=True)"
-            )
-        show_page(self.dashboard_url, height)
 
     @property
     def world(self) -> World:

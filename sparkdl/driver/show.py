@@ -1,4 +1,4 @@
-"""What a program shows of a running cluster: progress bars, and the dashboard in a notebook."""
+"""What a program prints of a running cluster: whose output, and progress bars."""
 
 from __future__ import annotations
 
@@ -52,16 +52,6 @@ def is_submitted() -> bool:
         parent = psutil.Process().parent()
         return parent is not None and _SUBMIT in parent.cmdline()
     return False
-
-
-def show_page(url: str, height: int) -> None:
-    """Show a page in the cell that runs; outside of a notebook, print where it is."""
-    if not in_notebook():
-        print_beside(url)
-        return
-    from IPython.display import IFrame, display
-
-    display(IFrame(url, width="100%", height=height))
 
 
 class FeedBar:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any
 
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.driver.events import (
@@ -29,8 +28,6 @@ from sparkdl.driver.view import Seen, View, launched, sampled
 _log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-_MAX_EVENTS = 100_000
-"""Waiting while nothing can be written; the oldest are dropped."""
 _STATE_EVENTS = {Launched, StateChanged, Checkpoint, Sampled}
 Subscriber = Callable[[Any], None]
 
@@ -136,52 +133,3 @@ def notify(subscriber: Subscriber, event: Event) -> None:
     except Exception:  # noqa: BLE001 (user code among them; it must not end the controller)
         name = getattr(subscriber, "__qualname__", repr(subscriber))
         _log.exception("%s failed on %s; the cluster continues", name, type(event).__name__)
-
-
-class Batches(threading.Thread):
-    """A subscriber with a thread that periodically handles all new events.
-
-    Args:
-        what: its product, in words for the log.
-    """
-
-    end_s: ClassVar[float] = 1.0
-    """How long the cluster's end may wait for the last events to be handled."""
-
-    def __init__(self, what: str, name: str, wait_s: float) -> None:
-        super().__init__(name=name, daemon=True)
-        self._what, self._wait_s = what, wait_s
-        self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
-        self._ends = threading.Event()
-
-    def put(self, event: Event) -> None:
-        """Take an event; on any thread. With the last one, wait for a limited time."""
-        self._events.append(event)
-        if isinstance(event, Ended):
-            self.close()
-
-    def close(self) -> None:
-        """Handle the waiting events, for a limited time, and end the thread."""
-        self._ends.set()
-        if self.is_alive():
-            self.join(self.end_s)
-
-    def run(self) -> None:
-        try:
-            has_ended = False
-            while not has_ended:
-                has_ended = self._ends.wait(self._wait_s)
-                self._take([self._events.popleft() for _ in range(len(self._events))], has_ended)
-        except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
-            _log.exception("%s has stopped after an error; the cluster continues", self._what)
-        finally:
-            # Later events are dropped, or they would fill the memory of the driver.
-            self._events = deque(maxlen=0)
-            self._finish()
-
-    def _take(self, events: Sequence[Event], is_last: bool) -> None:
-        """Handle the events since the last call, in order."""
-        raise NotImplementedError
-
-    def _finish(self) -> None:
-        """Close files and other resources: no more events follow."""

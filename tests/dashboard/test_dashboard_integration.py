@@ -18,6 +18,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
+from sparkdl.driver import dashboard
 from sparkdl.driver.events import Changed, Sampled, event_of
 from sparkdl.driver.options import Observe
 from tests.doubles.lazy import needs
@@ -107,7 +108,7 @@ def test_process_and_its_records_go_with_the_program(end: str) -> None:
 
 
 def test_record_holds_what_happened_and_is_refused_where_it_cannot_be_written(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with launch(train, 12, nodes=2, observe=Observe(record=str(tmp_path / "runs"))) as cluster:
         assert cluster.dashboard_url is None
@@ -120,10 +121,23 @@ def test_record_holds_what_happened_and_is_refused_where_it_cannot_be_written(
     assert any(sum(sample.load.get("memory_nbytes", [])) > 1e6 for sample in samples)
     states = [event.state for event in events if isinstance(event, Changed)]
     assert states == ["gathering", "running", "finished", "stopping", "stopped"]
+    assert "ends here" not in caplog.text
     wrong = tmp_path / "file"
     wrong.write_text("")
     with pytest.raises(ConfigError, match="record="):
         launch(train, 1, nodes=1, observe=Observe(record=str(wrong)))
+
+
+def test_training_does_not_notice_that_its_record_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(event: Any) -> bytes:
+        raise OSError("no room")
+
+    monkeypatch.setattr(dashboard, "line_of", fail)
+    with launch(train, 12, nodes=1, observe=Observe(record=str(tmp_path))) as cluster:
+        assert cluster.results() == [0]
+    assert "ends here after an error; the cluster continues" in caplog.text
 
 
 def test_folder_without_a_record_is_an_error_of_the_command(tmp_path: Path) -> None:
