@@ -249,15 +249,6 @@ def test_with_block_that_raises_stops_at_once_and_raises_its_own_error() -> None
     assert all_gone([pair.child for pair in them.values()], within_s=0)
 
 
-def test_with_block_that_ends_raises_what_a_node_raised_and_leaves_the_next_cluster_alone() -> None:
-    def divide(args: int, ctx: NodeContext) -> int:
-        return 1 // args
-
-    with pytest.raises(NodeFailedError, match="ZeroDivisionError"), launch(divide, 0, nodes=1):
-        pass
-    assert sparkdl.run(None, divide, 1, nodes=1, framework="plain", executor="local") == [1]
-
-
 # logs
 
 
@@ -276,23 +267,3 @@ def test_output_streams_to_the_driver_behind_the_name_of_its_node(
         "[worker:1] unfinished",
     ]
     assert "[worker:0] I am 0" in lines
-
-
-@pytest.mark.parametrize(("is_terminal", "printed"), [(True, ["[worker:0] rank 0"]), (False, [])])
-def test_first_node_alone_is_printed_by_default_where_a_person_reads_it(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    is_terminal: bool,
-    printed: list[str],
-) -> None:
-    def speak(args: None, ctx: NodeContext) -> None:
-        print(f"rank {ctx.rank}")
-
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    with launch(speak):
-        pass
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if "rank" in line] == printed
-    with launch(speak, observe=Observe(log_to_driver=False)):
-        pass
-    assert "rank" not in capsys.readouterr().out

@@ -17,35 +17,8 @@ from sparkdl.core.options import Roles
 from sparkdl.driver.lifecycle.state import Gathering
 from sparkdl.driver.view import View
 from sparkdl.node.context import NodeContext
-from tests.doubles.map_funs import die, hang
+from tests.doubles.map_funs import hang
 from tests.doubles.nodes import SOON_S, launch, processes
-from tests.doubles.until import until
-
-
-def lose_an_agent(gate: Path, ctx: NodeContext) -> list[int]:
-    """Kill the agent of rank 1 in the first world, where the other hangs until it is ended."""
-    if ctx.generation == 0:
-        if ctx.rank == 1:
-            assert until(gate.exists, SOON_S)
-            die("agent")
-        hang(gate, ctx)
-    return [ctx.rank, ctx.generation, ctx.restarts, int(os.environ["SPARKDL_AGENT_PID"])]
-
-
-def test_agent_that_is_killed_is_replaced_by_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
-    gate = tmp_path / "seen"
-    with launch(lose_an_agent, gate, max_restarts=1) as cluster:
-        agents = {name: node.agent.pid for name, node in processes(nodes=2).items()}
-        gate.touch()
-        results = cluster.results(3 * SOON_S)
-        assert "worker:1 (rank 1" in cluster.status()
-        assert "was lost" in cluster.status()
-    assert [result[:3] for result in results] == [[0, 1, 1], [1, 1, 1]]
-    assert results[0][3] == agents["worker:0"]
-    assert results[1][3] not in agents.values()
 
 
 def test_what_fails_at_the_same_row_twice_is_not_started_a_third_time() -> None:

@@ -18,7 +18,8 @@ from typing import TextIO
 
 import pytest
 
-from sparkdl.driver.show import FeedBar, has_audience, is_submitted, print_beside
+from sparkdl.driver.options import Observe
+from sparkdl.driver.show import FeedBar, has_audience, is_submitted, print_beside, printing
 from tests.doubles.programs import output_of
 from tests.doubles.screen import on_screen
 
@@ -77,26 +78,6 @@ def test_bar_has_a_total_the_time_left_and_the_loss_as_soon_as_they_are_known(
         assert re.search(r"50%\|.*\| 150/300 \[\d\d:\d\d<\d\d:\d\d, .* rows/s, loss=0.125\]", after)
 
 
-def test_log_lines_and_lines_of_nodes_stand_beside_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = logging.getLogger()
-    with a_terminal(monkeypatch) as terminal:
-        handler = logging.StreamHandler(terminal.stream)
-        root.addHandler(handler)
-        try:
-            with FeedBar("input", 1, None, lambda: 100, period_s=0.0) as bar:
-                bar.update(0, {})
-                bar.update(50, {})
-                root.warning("of the driver")
-                print_beside("[worker:0] of a node")
-                bar.update(100, {}, is_last=True)
-            assert handler.stream is terminal.stream
-        finally:
-            root.removeHandler(handler)
-        first, second, last, end = terminal.lines()
-    assert (first, second, end) == ("of the driver", "[worker:0] of a node", "")
-    assert "100/100" in last
-
-
 def test_bar_goes_back_to_the_checkpoint_at_a_restart_and_the_warning_has_its_own_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -106,11 +87,12 @@ def test_bar_goes_back_to_the_checkpoint_at_a_restart_and_the_warning_has_its_ow
             for rows in (0, 700):
                 bar.update(rows, {})
             logging.getLogger().handle(restarted)
+            print_beside("[worker:0] of a node")
             for rows in (600, 900):
                 bar.update(rows, {}, is_last=True)
             assert bar._bar.format_dict["initial"] == 0
-        warning, last, _ = terminal.lines()
-    assert warning == "nodes begin anew"
+        warning, line, last, _ = terminal.lines()
+    assert (warning, line) == ("nodes begin anew", "[worker:0] of a node")
     assert "90%" in last
     assert "900/1000" in last
 
@@ -141,3 +123,20 @@ def test_program_of_spark_submit_is_known_by_its_parent_whatever_the_environment
         ("org.apache.spark.deploy.yarn.ApplicationMaster", "False"),
     ):
         assert output_of(sys.executable, "-c", submit, main, program).strip() == answer
+
+
+@pytest.mark.parametrize(
+    ("observe", "is_terminal", "whose"),
+    [
+        (Observe(), True, "first"),
+        (Observe(), False, "none"),
+        (Observe(log_to_driver=False), True, "none"),
+        (Observe(log_to_driver=True), False, "all"),
+        (Observe(on_log=print), False, "all"),
+    ],
+)
+def test_first_node_alone_is_printed_by_default_where_a_person_reads_it(
+    monkeypatch: pytest.MonkeyPatch, observe: Observe, is_terminal: bool, whose: str
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    assert printing(observe) == whose

@@ -1,16 +1,20 @@
-"""A training that the feed holds up is seen to wait for rows."""
+"""Who waits for whom in real trainings: for a slow feed, for a straggler."""
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import sparkdl
+from sparkdl.core.options import Feeding
 from sparkdl.driver.events import Sampled
 from sparkdl.driver.history import Clusters, History
 from sparkdl.node.context import NodeContext
@@ -23,6 +27,10 @@ looked = partial(until, within_s=SOON_S, look_s=_LOOK_S)
 
 def rest(seconds: float) -> None:
     threading.Event().wait(seconds)
+
+
+def rest_as_users_do(seconds: float) -> None:
+    time.sleep(seconds)  # noqa: TID251 (what a straggler does)
 
 
 def launched(cluster: sparkdl.Cluster) -> History:
@@ -76,3 +84,50 @@ def test_training_that_the_feed_holds_up_is_seen_to_wait_for_rows() -> None:
         finally:
             is_over.set()
         feeding.result(SOON_S)
+
+
+def step_with_torch(ctx: NodeContext, end: Path) -> Iterator[int]:
+    """Train until a file is there; yield before each step."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    is_over, step = torch.zeros(1), 0
+    while not is_over.item():
+        yield step
+        optimizer.zero_grad()
+        model(torch.rand(64, 256)).square().mean().backward()
+        optimizer.step()
+        is_over = torch.tensor([float(end.exists())])
+        dist.all_reduce(is_over)
+        step += 1
+
+
+def train_in_step(args: str, ctx: NodeContext) -> None:
+    """Train together; rank 1 sleeps in each step."""
+    for step in step_with_torch(ctx, Path(args)):
+        ctx.report(step)
+        if ctx.rank == 1:
+            rest_as_users_do(0.1)
+    ctx.barrier()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.torch
+def test_nodes_are_seen_to_wait_for_the_one_that_is_late_in_each_step(tmp_path: Path) -> None:
+    end, alone = tmp_path / "end", Feeding(fed=False)
+    with launch(train_in_step, str(end), 2, framework="torch", feeding=alone) as cluster:
+        history = launched(cluster)
+
+        def lag() -> float:
+            look(cluster, history)
+            fast, slow = (row.waits.get("others", 0.0) for row in history.rows())
+            return fast - slow
+
+        assert looked(lambda: lag() > 0.3 or "Running" not in cluster.status(), within_s=120.0)
+        end.touch()
+        cluster.results(60)
+    assert lag() > 0.3
