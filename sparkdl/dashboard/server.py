@@ -160,11 +160,7 @@ class Records:
         self._files: dict[Path, IO[bytes]] = {}
 
     def add(self, path: Path) -> None:
-        """Read a record, or the records in a folder, from now on.
-
-        Raises:
-            ConfigError: if one cannot be read.
-        """
+        """Read a record, or the records in a folder, from now on."""
         # Oldest first, as the clusters ran.
         files = sorted(path.glob(f"*{SUFFIX}"), key=os.path.getmtime) if path.is_dir() else [path]
         for file in files:
@@ -178,11 +174,7 @@ class Records:
         self.read()
 
     def read(self) -> None:
-        """Take in what has been written since.
-
-        Raises:
-            ConfigError: if a line is no event.
-        """
+        """Take in what has been written since."""
         for path, file in self._files.items():
             while (line := file.readline()).endswith(b"\n"):
                 try:
@@ -200,11 +192,7 @@ class Records:
 
 
 def show_records(path: Path, host: str, port: int) -> None:
-    """Serve recorded runs until interrupted.
-
-    Raises:
-        ConfigError: if there is no record, or nothing can listen there.
-    """
+    """Serve recorded runs until interrupted."""
     clusters = Clusters()
     records = Records(clusters)
     records.add(path)

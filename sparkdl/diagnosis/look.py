@@ -40,29 +40,16 @@ _MARGIN_S = 5.0
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The resources of an executor that a node would use.
-
-    Attributes:
-        shm_nbytes: the size of /dev/shm; 0 where there is none.
-        driver_version: of NVIDIA's driver, if there is one.
-        gpus: the names of the GPUs that a node may use.
-        gpu_error: why they cannot be listed.
-    """
-
     shm_nbytes: int = 0
+    """The size of /dev/shm; 0 where there is none."""
     driver_version: str = ""
+    """Of NVIDIA's driver, if there is one."""
     gpus: tuple[str, ...] = ()
+    """The names of those that a node may use."""
     gpu_error: str = ""
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """The result of importing a framework.
-
-    Attributes:
-        error: why the import failed, or that it took too long.
-        gpus: the GPUs that the framework can use, as it names them.
-    """
-
     error: str = ""
     seconds: float = 0.0
     gpus: tuple[str, ...] = ()

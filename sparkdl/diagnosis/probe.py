@@ -36,8 +36,7 @@ _CONNECT_S = 5.0
 def answer(host: str, port: int, batches: Iterable[Any]) -> Iterator[Any]:
     """Run one task, for `DataFrame.mapInArrow`; its row is the facts as JSON.
 
-    Args:
-        host, port: where the driver listens; the host is empty if it cannot.
+    The host is that of the driver, and empty if it cannot listen.
     """
     import pyarrow as pa
 

@@ -138,11 +138,8 @@ class Hang:
 
     def describe(self) -> str:
         text = f"no step, no row and no exit in any node for {self.still_s:.0f} s"
-        if not self.ahead:
-            return f"{text}; {self._all_at(self.behind)}"
-        behind = listed([f"{node} at {self._at(node)}" for node in self.behind])
-        ahead = listed([f"{node} at {self._at(node)}" for node in self.ahead])
-        return f"{text}; behind: {behind}; ahead: {ahead}"
+        nodes = [f"{node} at {self._at(node)}" for node in (*self.behind, *self.ahead)]
+        return f"{text}: {listed(nodes)}"
 
     def message(self, node: Progress) -> str:
         text = f"made no progress for {self.still_s:.0f} s, at {self._at(node)}"
@@ -150,11 +147,6 @@ class Hang:
             return text
         first = max(self.ahead, key=lambda other: self.steps[other.node_id])
         return f"{text}, while {first} is at {self._at(first)}"
-
-    def _all_at(self, nodes: Sequence[Progress]) -> str:
-        who = str(nodes[0]) if len(nodes) == 1 else "all nodes that train"
-        steps = self.steps[nodes[0].node_id]
-        return f"{who} at {self._at(nodes[0])}" if steps >= 0 else f"{who} before their first step"
 
     def _at(self, node: Progress) -> str:
         steps = self.steps[node.node_id]

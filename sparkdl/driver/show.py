@@ -55,12 +55,9 @@ def is_submitted() -> bool:
 
 
 class FeedBar:
-    """A bar of rows read by the nodes; shown only where there is a terminal or a notebook.
+    """A bar of rows read by the nodes; by default where there is a terminal or a notebook.
 
-    Args:
-        is_shown: `None` shows it on a terminal and in a notebook.
-        total: returns how many rows there are to read, 0 while that is unknown.
-        period_s: between two drawings at least.
+    `total` returns how many rows there are to read, 0 while that is unknown.
     """
 
     def __init__(
@@ -103,11 +100,7 @@ class FeedBar:
         self._logging.close()
 
     def update(self, rows_read: int, metrics: Mapping[str, float], is_last: bool = False) -> None:
-        """Show how many rows of the call have been read, and the first node's reports.
-
-        Args:
-            rows_read: including rows covered by a checkpoint; fewer after a restart.
-        """
+        """Show how many rows have been read or are covered, and the first node's reports."""
         bar, now_s = self._bar, time.monotonic()
         if bar is None or (now_s - self._drawn_s < self._period_s and not is_last):
             return

@@ -37,9 +37,6 @@ def locate(path: str, options: dict[str, Any] | None = None) -> tuple[Storage, s
             `abfs` or `abfss` with `://`; not URL-encoded.
         options: keyword arguments of the `pyarrow.fs` class of that scheme, such as `region` and
             `endpoint_override` for S3; they must be able to travel as JSON.
-
-    Raises:
-        ConfigError: for another scheme.
     """
     match = _URI.fullmatch(path)
     if not match:
@@ -63,11 +60,6 @@ def locate(path: str, options: dict[str, Any] | None = None) -> tuple[Storage, s
 
 
 def open_storage(storage: Storage) -> pafs.FileSystem:
-    """Open a storage.
-
-    Raises:
-        ConfigError: if it cannot be opened: wrong options, no credentials, no libhdfs.
-    """
     uri = urlsplit(storage.uri)
     options = dict(storage.options)
     try:
@@ -126,12 +118,6 @@ def find_files(system: pafs.FileSystem, path: str) -> Iterator[tuple[str, dict[s
     A folder stands for the files in it and in its `key=value` folders, at any depth; other folders
     in it are left out, as are names that begin with a dot or an underscore. In a pattern, `*`, `?`
     and `[...]` stand for parts of one name; the `key=value` folders that it finds count as well.
-
-    Args:
-        path: within `system`; may be a pattern.
-
-    Raises:
-        ConfigError: if there is no such file or folder, or it may not be listed.
     """
     try:
         itself = system.get_file_info(path)

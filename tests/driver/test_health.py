@@ -33,7 +33,7 @@ def hang_of(*rounds: tuple[health.Progress, ...], every_s: float = 10.0) -> heal
 def test_node_that_alone_has_not_returned_is_named() -> None:
     hang = hang_of((ONE, TWO), (TWO,))
     assert hang
-    assert hang.describe().endswith("for 60 s; worker:1 (rank 1) at step 7")
+    assert hang.describe().endswith("for 60 s: worker:1 (rank 1) at step 7")
 
 
 def test_who_is_behind_is_told_from_who_is_ahead() -> None:
@@ -41,9 +41,7 @@ def test_who_is_behind_is_told_from_who_is_ahead() -> None:
     hang = hang_of((ONE, behind))
     assert hang
     assert hang.behind == (behind,)
-    assert "behind: worker:1 (rank 1) at no step yet; ahead: worker:0 (rank 0) at step 7" in (
-        hang.describe()
-    )
+    assert "60 s: worker:1 (rank 1) at no step yet, worker:0 (rank 0) at step 7" in hang.describe()
     assert hang.message(behind).endswith("at no step yet, while worker:0 (rank 0) is at step 7")
 
 

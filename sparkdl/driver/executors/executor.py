@@ -50,11 +50,7 @@ class Executor(Protocol):
         return nullcontext()
 
     def start(self, launch: Launch, on_broken: Callable[[SparkdlError], object]) -> None:
-        """Start all nodes and return.
-
-        Args:
-            on_broken: called once no more nodes will come.
-        """
+        """Start all nodes and return; `on_broken` is called once no more nodes will come."""
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Start new agents for lost nodes, unless some are on their way; return soon."""
@@ -68,12 +64,7 @@ class Executor(Protocol):
         return
 
     def feed(self, data: Any, spec: FeedSpec) -> list[FedPartition]:
-        """Feed every partition of `data`; blocks until each is delivered or refused.
-
-        Raises:
-            ConfigError: if `data` is of a kind that this executor cannot feed.
-            SparkdlError: if feeding failed.
-        """
+        """Feed every partition of `data`; blocks until each is delivered or refused."""
 
     def stream(
         self,
@@ -85,23 +76,12 @@ class Executor(Protocol):
     ) -> Any:
         """Start a query that feeds the micro-batches of a streaming DataFrame, and return it.
 
-        Args:
-            feed: feeds a DataFrame; returns when the nodes have read it.
-            is_wanted: whether the nodes read on.
-            nodes: returns how many there are.
-            options: the query's, see `Cluster.train_stream`.
+        `feed` returns when the nodes have read a DataFrame; `options` are the query's.
         """
         raise ConfigError("train_stream needs Spark; with executor='local' call cluster.feed")
 
     def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
-        """Return the files whose rows `data` holds, if it is a mere scan of Parquet files.
-
-        Args:
-            is_local: only local files count.
-
-        Raises:
-            ConfigError: if it is not, or nodes might read other rows than Spark; it says why.
-        """
+        """Return the files whose rows `data` holds; a `ConfigError` says why nodes cannot read."""
 
     def infer(self, data: Any, spec: FeedSpec, schema: Any) -> Any:
         """Return what `Cluster.infer` does: lazily, where the executor can."""

@@ -64,10 +64,7 @@ class LocalExecutor(Executor):
         return "127.0.0.1"
 
     def start(self, launch: Launch, on_broken: Callable[[SparkdlError], object]) -> None:
-        """Start one agent per node; a thread each waits for its end.
-
-        For a cluster on Spark it starts the nodes on the driver's machine.
-        """
+        """Start one agent per node; of a cluster on Spark, those on the driver's machine."""
         spec, self._explain, self._is_lost = launch.spec, launch.explain, launch.is_lost
         nodes = spec.nodes[: spec.driver_nodes or None]
         gpus = dict(_with_gpus(spec, nodes))

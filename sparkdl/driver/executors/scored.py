@@ -54,11 +54,7 @@ def distinct_columns(frame: DataFrame) -> tuple[str, ...]:
 
 
 def check_distinct(columns: Sequence[str], names: Iterable[str], is_exact: bool = True) -> None:
-    """Check that each of `names` stands for one of a DataFrame's columns.
-
-    Args:
-        is_exact: names that differ only in case are different ones.
-    """
+    """Check that each of `names` stands for one column; `is_exact` tells `x` from `X`."""
     folded = str if is_exact else str.lower
     counts = Counter(map(folded, columns))
     if several := [name for name in dict.fromkeys(names) if counts[folded(name)] > 1]:
@@ -91,12 +87,7 @@ def check_names(
     named_by: Callable[[str], str] = lambda _: "schema",
     is_exact: bool = False,
 ) -> None:
-    """Check that no two columns of the result have one name.
-
-    Args:
-        named_by: from a result's column to the parameter that names it.
-        is_exact: names that differ only in case are different ones.
-    """
+    """Check that no two columns of the result have one name; `named_by` is its parameter."""
     check_distinct(kept, kept, is_exact)
     folded = str if is_exact else str.lower
     counts = Counter(map(folded, (*kept, *results)))

@@ -1,4 +1,4 @@
-"""Task slots: placement of nodes, checks before a launch, and the queue for slots.
+"""Task slots: placement of nodes before a launch, lost hosts, and Spark's errors.
 
 Runs in: driver
 """

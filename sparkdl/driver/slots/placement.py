@@ -42,16 +42,10 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)")
 
 @dataclass(frozen=True)
 class Topology:
-    """The task slots of a Spark application.
+    """The task slots of a Spark application: `cores` of each live executor.
 
     Attributes:
-        master: Spark's master URL.
-        cores: cores of each live executor.
-        task_cpus: cores that a task takes (`spark.task.cpus`).
-        is_dynamic: whether Spark may add and remove executors.
-        executor_gpus: GPUs of each executor (`spark.executor.resource.gpu.amount`).
-        task_gpus: GPUs that a task takes (`spark.task.resource.gpu.amount`). Below 1, tasks share a
-            GPU.
+        task_gpus: below 1, tasks share a GPU.
         most: how many executors Spark starts; as many as workers register for, where that is not
             known.
     """
@@ -269,15 +263,9 @@ def read_topology(
     timeout_s: float = EXECUTORS_WAIT_S,
     silent_s: float = 2.0,
 ) -> Topology | None:
-    """Return the task slots, after a wait for executors if the nodes do not fit yet.
+    """Return the task slots, after a wait for executors if the nodes do not fit yet, but may.
 
-    Args:
-        timeout_s: how long to wait if more executors may come. There is no wait if the nodes can
-            never fit.
-        silent_s: after which a wait is worth a line of the log.
-
-    Returns:
-        `None` over Spark Connect, where they are unknown.
+    After `silent_s` the log says so. `None` over Spark Connect, where slots are unknown.
     """
     sc = context_of(spark)
     if sc is None:

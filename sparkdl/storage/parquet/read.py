@@ -76,11 +76,6 @@ def read_share(
         prefetch_nbytes: about how much may be decoded ahead of the yielded batches. The decoders'
             own memory is not counted: for storages other than local ones, the compressed bytes of
             the wanted columns of the row groups that are being read, two at least.
-
-    Raises:
-        ConfigError: if the storage cannot be opened here.
-        ReadError: if a file cannot be read, or has changed since the plan was made; for a null in
-            a column that refuses them.
     """
     reader = _Reader(open_storage(share.storage), share, batch_nbytes)
     largest = max([batch_nbytes, *(file.row_nbytes for file in share.files)])

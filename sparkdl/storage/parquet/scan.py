@@ -65,13 +65,7 @@ class ScannedColumn:
 
 
 def source_of(scanned: Sequence[ScannedFile], columns: Sequence[ScannedColumn]) -> ParquetSource:
-    """Return a source of the rows of a scan; reads the footers, several at a time.
-
-    Raises:
-        ConfigError: if Arrow's values may differ from Spark's: a file has changed since Spark
-            listed it; a column is missing, ambiguous, or of another type. Also if the storage is
-            not supported, a footer cannot be read, or there are no rows.
-    """
+    """Return a source of the rows of a scan; a `ConfigError` if Arrow's values may differ."""
     names = [column.name for column in columns]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"it has several columns {twice[0]!r}")
@@ -148,10 +142,6 @@ def is_read_as(found: pa.DataType, spark: pa.DataType) -> bool:
 
     Maps, dates, timestamps, intervals, times, unsigned integers, half floats, extension types and
     decimals of other sizes than Spark's are left to Spark.
-
-    Args:
-        found: the type that Arrow gives the column.
-        spark: the type that Spark gives it.
     """
     types = pa.types
     if types.is_nested(spark):

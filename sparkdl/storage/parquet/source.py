@@ -115,11 +115,6 @@ def list_files(
             must be there on all nodes.
         columns: which columns, in this order; None means all.
         options: how to open the storage, see `storage.locate`. They go to the agents.
-
-    Raises:
-        ConfigError: if nothing is found, a file is not Parquet or cannot be read, the storage is
-            not supported, there is no such column or it is named twice, or files
-            differ in the wanted columns' types.
     """
     asked = [paths] if isinstance(paths, str) else list(paths)
     located = [locate(path, dict(options or {})) for path in asked]
