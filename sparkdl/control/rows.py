@@ -101,14 +101,12 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         path: within the storage.
         row_nbytes: about how many bytes a row of the wanted columns has in memory.
-        values: of the partition columns, as the folders spell them; None is null.
         nbytes: how long it was when it was listed; below zero if that does not matter. When it was
             modified does not count: hosts may have copies.
     """
 
     path: str
     row_nbytes: int
-    values: tuple[str | None, ...] = ()
     nbytes: int = -1
 
 
@@ -140,7 +138,6 @@ class Share(msgspec.Struct, frozen=True):
 
     Attributes:
         schema: of every batch, as `pyarrow.Schema.serialize` writes it.
-        partitions: the columns whose values are in `DataFile.values`, in that order.
         ranges: `file` is an index into `files`.
         stored_as: for each column of the schema its name in the files; empty if that is the same
             for all.
@@ -149,7 +146,6 @@ class Share(msgspec.Struct, frozen=True):
 
     storage: Storage
     schema: bytes
-    partitions: tuple[str, ...]
     files: tuple[DataFile, ...]
     ranges: tuple[FileRange, ...]
     stored_as: tuple[str, ...] = ()

@@ -59,7 +59,7 @@ def find(paths: Sequence[str], options: Mapping[str, Any]) -> tuple[Storage, lis
     # A set, because two patterns may find the same file, which counts once.
     found: set[str] = set()
     for asked, (_, path) in zip(paths, located, strict=True):
-        here = [file for file, _ in find_files(system, path)]
+        here = list(find_files(system, path))
         if not here and system.get_file_info(path).type != pafs.FileType.Directory:
             raise ConfigError(
                 f"{asked}: there is no such file or folder. Give a path that the driver and all "

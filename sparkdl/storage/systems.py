@@ -1,8 +1,7 @@
 """Where files are: paths as users write them become a file system and the files in it.
 
 Why not the discovery of `pyarrow.dataset`? It knows neither patterns nor Spark's rules about hidden
-names, folders that count, and types of partitions other than `int` and `string`. TFRecord files are
-found here too.
+names and folders that count. TFRecord files are found here too.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -26,7 +25,6 @@ READ_NBYTES = 256 * 1024
 _URI = re.compile(r"(?P<base>(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>[^/]*))(?P<path>.*)")
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _SCHEMES = ("file", "hdfs", "viewfs", "s3", "gs", "abfs", "abfss")
-_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
 def locate(path: str, options: dict[str, Any] | None = None) -> tuple[Storage, str]:
@@ -112,22 +110,21 @@ def is_unchanged(system: pafs.FileSystem, path: str, nbytes: int, modified_ms: i
     return bool(info.mtime_ns // 1_000_000 // unit_ms == modified_ms // unit_ms)
 
 
-def find_files(system: pafs.FileSystem, path: str) -> Iterator[tuple[str, dict[str, str | None]]]:
-    """Yield the files that `path` means, as Spark reads them, with their partition values.
+def find_files(system: pafs.FileSystem, path: str) -> Iterator[str]:
+    """Yield the files that `path` means, as Spark reads them.
 
     A folder stands for the files in it and in its `key=value` folders, at any depth; other folders
     in it are left out, as are names that begin with a dot or an underscore. In a pattern, `*`, `?`
-    and `[...]` stand for parts of one name; the `key=value` folders that it finds count as well.
+    and `[...]` stand for parts of one name.
     """
     try:
         itself = system.get_file_info(path)
         is_there = itself.type in (pafs.FileType.File, pafs.FileType.Directory)
-        found = [(itself, dict[str, str | None]())] if is_there else _matches(system, path)
-        for info, values in found:
+        for info in [itself] if is_there else _matches(system, path):
             if info.type == pafs.FileType.File:
-                yield info.path, values
+                yield info.path
             else:
-                yield from _in_folder(system, info.path, values)
+                yield from _in_folder(system, info.path)
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be listed: {error}. Give a path that this user may read"
@@ -147,50 +144,37 @@ def _is_hidden(name: str) -> bool:
     return is_marker or name.startswith(".") or name.endswith((".crc", "._COPYING_"))
 
 
-def _partition(name: str) -> dict[str, str | None]:
-    key, equals, value = name.partition("=")
-    if not equals:
-        return {}
-    return {unquote(key): None if value == _NULL_FOLDER else unquote(value)}
-
-
-Found = tuple[pafs.FileInfo, dict[str, str | None]]
-
-
 def _children(system: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
     infos = system.get_file_info(pafs.FileSelector(folder or "/"))
     # Sorted, because nodes that list by themselves must number the rows alike.
     return sorted((i for i in infos if not _is_hidden(i.base_name)), key=lambda info: info.path)
 
 
-def _matches(system: pafs.FileSystem, pattern: str) -> Iterator[Found]:
+def _matches(system: pafs.FileSystem, pattern: str) -> list[pafs.FileInfo]:
     names = pattern.split("/")
     wild = next((i for i, name in enumerate(names) if re.search(r"[*?[]", name)), len(names))
     if wild == len(names):
-        return
-    folder = "/".join(names[:wild])
-    found: list[Found] = [(info, {}) for info in [system.get_file_info(folder or "/")]]
+        return []
+    found = [system.get_file_info("/".join(names[:wild]) or "/")]
     for name in names[wild:]:
         found = [
-            (info, {**values, **(_partition(info.base_name) if _is_folder(info) else {})})
-            for parent, values in found
+            info
+            for parent in found
             if _is_folder(parent)
             for info in _children(system, parent.path)
             if fnmatchcase(info.base_name, name)
         ]
-    yield from found
+    return found
 
 
 def _is_folder(info: pafs.FileInfo) -> bool:
     return bool(info.type == pafs.FileType.Directory)
 
 
-def _in_folder(
-    system: pafs.FileSystem, folder: str, values: dict[str, str | None]
-) -> Iterator[tuple[str, dict[str, str | None]]]:
+def _in_folder(system: pafs.FileSystem, folder: str) -> Iterator[str]:
     infos = system.get_file_info(pafs.FileSelector(folder, recursive=True))  # one call for S3
     for info in sorted(infos, key=lambda info: info.path):
         *folders, name = info.path[len(folder) :].strip("/").split("/")
-        parts = [_partition(part) for part in folders]
-        if info.type == pafs.FileType.File and all(parts) and not _is_hidden(name):
-            yield info.path, {k: v for part in [values, *parts] for k, v in part.items()}
+        is_file = info.type == pafs.FileType.File and not _is_hidden(name)
+        if is_file and all("=" in name for name in folders):
+            yield info.path

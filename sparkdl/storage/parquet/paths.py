@@ -38,7 +38,7 @@ def parquet(
     Args:
         paths: a folder, a file, a pattern, or a list of these: local ones, which must be there for
             the driver and all nodes, or `hdfs`, `s3`, `gs`, `abfs` with `://`. Without a scheme
-            they are on Hadoop's default file system.
+            they are on Hadoop's default file system. Keys of `key=value` folders are no columns.
         columns: which columns, in this order; all by default.
         options: arguments of the storage's class in `pyarrow.fs`, such as `region` and
             `endpoint_override` of S3. Without them each node finds its own credentials.

@@ -114,16 +114,9 @@ class _Reader:
     def __init__(self, system: pafs.FileSystem, share: Share, batch_nbytes: int) -> None:
         self._system = system
         self._schema = pa.ipc.read_schema(pa.py_buffer(share.schema))
-        self._partitions = share.partitions
         self._stored_as = share.stored_as or tuple(self._schema.names)
-        own = {
-            name: field.type
-            for field, name in zip(self._schema, self._stored_as, strict=True)
-            if field.name not in share.partitions
-        }
-        self._own = list(own)
         self._refuses_nulls = share.refuses_nulls
-        self._has_text = any(map(has_text, own.values()))
+        self._has_text = any(map(has_text, self._schema.types))
         self._batch_nbytes = batch_nbytes
         # For the footers: several threads read pieces of one file.
         self._lock = threading.Lock()
@@ -134,7 +127,7 @@ class _Reader:
             with self._open(piece.file) as file:
                 wanted = _wanted_rows(piece, file.metadata)
                 for batch in _select(self._decode(piece, file), wanted):
-                    yield from halve(self._complete(batch, piece.file), self._batch_nbytes)
+                    yield from halve(self._complete(batch), self._batch_nbytes)
         except (OSError, pa.ArrowException, KeyError) as error:
             groups = sorted(part.row_group for part in piece.ranges)
             raise ReadError(
@@ -166,16 +159,13 @@ class _Reader:
             rows = min(rows, _MAX_TEXT_ROWS)
         groups = list(dict.fromkeys(part.row_group for part in piece.ranges))
         batches: Iterator[pa.RecordBatch] = file.iter_batches(
-            rows, groups, self._own, use_threads=piece.nbytes > READ_NBYTES
+            rows, groups, list(self._stored_as), use_threads=piece.nbytes > READ_NBYTES
         )
         return batches
 
-    def _complete(self, batch: pa.RecordBatch, file: DataFile) -> pa.RecordBatch:
-        values = dict(zip(self._partitions, file.values, strict=True))
+    def _complete(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = [
-            pa.repeat(pa.scalar(values[field.name]).cast(field.type), batch.num_rows)
-            if field.name in values
-            else convert(batch.column(name), field.type)
+            convert(batch.column(name), field.type)
             for field, name in zip(self._schema, self._stored_as, strict=True)
         ]
         whole = pa.RecordBatch.from_arrays(columns, schema=self._schema)

@@ -83,13 +83,12 @@ def source_of(scanned: Sequence[ScannedFile], columns: Sequence[ScannedColumn]) 
     found = read_footers(paths, partial(_read_footer, system, listed, columns))
     row_groups = tuple(counts for counts, _ in found)
     files = tuple(
-        DataFile(path, nbytes, (), listed[path].nbytes)
+        DataFile(path, nbytes, listed[path].nbytes)
         for path, (_, nbytes) in zip(paths, found, strict=True)
     )
     source = ParquetSource(
         storage,
         pa.schema([(column.name, column.kind) for column in columns]),
-        (),
         files,
         row_groups,
         tuple(column.stored_as for column in columns),

@@ -10,11 +10,9 @@ Runs in: driver, agent
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import date
 from itertools import accumulate, chain, groupby
 from typing import Any, TypeVar
 
@@ -37,7 +35,6 @@ _VARIABLE_NBYTES = 4
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
 _NAME_THEM = "Name the columns that all files have, once each"
 
-Values = Mapping[str, str | None]
 F = TypeVar("F")
 INT96_UNIT = "s"
 """Schemas are read with INT96 in seconds: no other timestamp of a Parquet file has this unit."""
@@ -49,7 +46,6 @@ class ParquetSource:
 
     Attributes:
         schema: of every batch that is read.
-        partitions: the columns whose values are in the names of folders.
         row_groups: for each file, how many rows each of its row groups has.
         stored_as, refuses_nulls: see `Share`.
         numbering: see `CallShape`.
@@ -57,7 +53,6 @@ class ParquetSource:
 
     storage: Storage
     schema: pa.Schema
-    partitions: tuple[str, ...]
     files: tuple[DataFile, ...]
     row_groups: tuple[tuple[int, ...], ...]
     stored_as: tuple[str, ...] = ()
@@ -75,7 +70,7 @@ class ParquetSource:
         schema = self.schema.serialize().to_pybytes()
         return [
             Share(
-                *(self.storage, schema, self.partitions, *own_files(self.files, ranges)),
+                *(self.storage, schema, *own_files(self.files, ranges)),
                 *(self.stored_as, self.refuses_nulls),
             )
             for ranges in plan(self.row_groups, num_nodes, seed, done)
@@ -107,8 +102,7 @@ def list_files(
 ) -> ParquetSource:
     """Find Parquet files and read their footers, several at a time.
 
-    `key=value` folders give columns, after those of the files: int32, int64, float64, date32 or
-    string, whichever all values fit first. A name that is in the files as well means the folder's.
+    Files in `key=value` folders are read; the keys are no columns.
 
     Args:
         paths: folders, files or patterns, all in one storage, see `storage.locate`; local ones
@@ -127,27 +121,18 @@ def list_files(
     storage = located[0][0]
     system = open_storage(storage)
     found = _find(system, asked, [path for _, path in located])
-    partitions = partition_fields(found)
-    own = None if columns is None else [n for n in columns if n not in partitions.names]
-    footers = read_footers(list(found), lambda path: _read_footer(system, path, own))
-    schema = _whole(_agreed_schema(list(found), footers, own), partitions, columns)
-    kept = tuple(name for name in partitions.names if name in schema.names)
+    footers = read_footers(found, lambda path: _read_footer(system, path, columns))
+    schema = _agreed_schema(found, footers, columns)
     files = tuple(
-        DataFile(path, footer.row_nbytes, tuple(values[name] for name in kept))
-        for (path, values), footer in zip(found.items(), footers, strict=True)
+        DataFile(path, footer.row_nbytes) for path, footer in zip(found, footers, strict=True)
     )
-    return ParquetSource(storage, schema, kept, files, tuple(f.row_groups for f in footers))
+    return ParquetSource(storage, schema, files, tuple(f.row_groups for f in footers))
 
 
-def _whole(own: pa.Schema, partitions: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    fields = {field.name: field for field in [*own, *partitions]}
-    return pa.schema([fields[name] for name in (fields if columns is None else columns)])
-
-
-def _find(system: pafs.FileSystem, asked: Sequence[str], paths: Sequence[str]) -> dict[str, Values]:
-    found: dict[str, Values] = {}
+def _find(system: pafs.FileSystem, asked: Sequence[str], paths: Sequence[str]) -> list[str]:
+    found: set[str] = set()
     for name, path in zip(asked, paths, strict=True):
-        here = dict(find_files(system, path))
+        here = set(find_files(system, path))
         if not here:
             raise ConfigError(
                 f"{name}: no Parquet file found. Hidden names (with _ or . in front) and folders "
@@ -156,41 +141,7 @@ def _find(system: pafs.FileSystem, asked: Sequence[str], paths: Sequence[str]) -
             )
         found.update(here)
     # Sorted, because nodes that list by themselves must number the rows alike.
-    return dict(sorted(found.items()))
-
-
-def partition_fields(found: Mapping[str, Values]) -> pa.Schema:
-    """Return the columns that folders give, by the values for each file; at least one file."""
-    (first, values), *others = found.items()
-    for path, more in others:
-        if list(more) != list(values):
-            raise ConfigError(
-                f"files lie in folders of different kinds: {first} has the partition columns "
-                f"{list(values)}, {path} has {list(more)}. Name the paths that belong together"
-            )
-    return pa.schema(
-        [(name, _narrowest({values[name] for values in found.values()})) for name in values]
-    )
-
-
-def _narrowest(values: set[str | None]) -> pa.DataType:
-    """Return the first type that all values fit, as Spark does; strings if there is none."""
-    present = [value for value in values if value is not None]
-    # Up to 18 digits always fit an int64.
-    if present and all(re.fullmatch(r"[+-]?\d{1,18}", value) for value in present):
-        is_small = all(-(2**31) <= int(value) < 2**31 for value in present)
-        return pa.int32() if is_small else pa.int64()
-    number = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
-    if present and all(re.fullmatch(number, value) for value in present):
-        return pa.float64()
-    return pa.date32() if present and all(map(_is_date, present)) else pa.string()
-
-
-def _is_date(value: str) -> bool:
-    try:
-        return bool(re.fullmatch(r"\d{4}-\d\d-\d\d", value) and date.fromisoformat(value))
-    except ValueError:
-        return False
+    return sorted(found)
 
 
 def read_footers(files: Sequence[str], read: Callable[[str], F]) -> list[F]:
@@ -274,7 +225,7 @@ def _raise_if_missing(names: Iterable[str], there: Sequence[str], path: str) -> 
     if missing:
         raise ConfigError(
             f"{path} has no column {missing[0]!r}, or two of that name; its columns are "
-            f"{', '.join(map(repr, there))}. {_NAME_THEM}"
+            f"{', '.join(map(repr, there))}. {_NAME_THEM}; a folder's key is none"
         )
 
 

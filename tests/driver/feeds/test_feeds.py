@@ -43,7 +43,7 @@ def test_report_counts_all_rows_of_loops_that_were_left_early() -> None:
 
 def test_share_that_is_too_large_for_a_message_says_what_to_do() -> None:
     named = tuple(DataFile("x" * 1000, 1) for _ in range(10_000))
-    files = ParquetSource(Storage("file://"), pa.schema([]), (), named, ((1,),) * 10_000)
+    files = ParquetSource(Storage("file://"), pa.schema([]), named, ((1,),) * 10_000)
     files.check_fits(2)
     with pytest.raises(ConfigError, match=r"10000 files with .* Write fewer and larger files"):
         files.check_fits(1)

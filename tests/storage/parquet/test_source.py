@@ -148,35 +148,18 @@ def test_files_folders_patterns_and_lists_are_found(
     assert read(list_files(asked)).to_pydict() == {"x": rows}
 
 
-def test_folders_named_key_value_become_typed_columns(tmp_path: Path) -> None:
-    for i, (day, name) in enumerate([("2024-01-31", "a%2Fb"), ("2024-02-01", "c d")]):
-        folder = tmp_path / f"n={i}" / f"day={day}" / f"name={name}" / f"f={i}.5"
-        write(folder / "x.parquet", {"x": [i, i]})
-    write(
-        tmp_path / "n=__HIVE_DEFAULT_PARTITION__" / "day=2024-02-02" / "name=e" / "f=1e3" / "x",
-        {"x": [7]},
-    )
-    source = list_files(str(tmp_path))
-    kinds = [pa.int64(), pa.int32(), pa.date32(), pa.string(), pa.float64()]
-    assert source.schema.types == kinds
-    rows = read(source).sort_by("x").to_pylist()
-    assert rows[0] == {"x": 0, "n": 0, "day": dt.date(2024, 1, 31), "name": "a/b", "f": 0.5}
-    assert rows[-1]["n"] is None
-    assert rows[-1]["f"] == 1000.0
-
-
-def test_only_wanted_columns_are_read_in_the_order_asked_for(tmp_path: Path) -> None:
+def test_only_wanted_columns_are_read_in_the_order_asked_for_and_keys_are_none(
+    tmp_path: Path,
+) -> None:
     write(tmp_path / "k=1" / "a", {"x": [1, 2], "y.z": ["a", "b"], "s": [{"x": 1}, {"x": 2}]})
     write(tmp_path / "k=2" / "a", {"x": [3], "y.z": ["c"], "s": [{"x": 3}]})
-    source = list_files(str(tmp_path), columns=["y.z", "k", "x"])
-    assert source.schema.names == ["y.z", "k", "x"]
-    assert read(source).to_pydict() == {"y.z": ["a", "b", "c"], "k": [1, 1, 2], "x": [1, 2, 3]}
+    source = list_files(str(tmp_path), columns=["y.z", "x"])
+    assert source.schema.names == ["y.z", "x"]
+    assert read(source).to_pydict() == {"y.z": ["a", "b", "c"], "x": [1, 2, 3]}
     assert read(list_files(str(tmp_path), columns=["s"])).num_columns == 1
-
-
-def test_a_folders_value_wins_over_the_files_column_of_that_name(tmp_path: Path) -> None:
-    write(tmp_path / "k=5" / "a", {"k": ["no"], "x": [1]})
-    assert read(list_files(str(tmp_path))).to_pylist() == [{"k": 5, "x": 1}]
+    assert list_files(str(tmp_path)).schema.names == ["x", "y.z", "s"]
+    with pytest.raises(ConfigError, match=r"has no column 'k'.*a folder's key is none"):
+        list_files(str(tmp_path), columns=["k", "x"])
 
 
 # What cannot be read
@@ -234,13 +217,6 @@ def test_files_with_more_or_fewer_columns_are_refused(tmp_path: Path) -> None:
         list_files(str(tmp_path))
     with pytest.raises(ConfigError, match=r"a\.parquet has no column 'y'"):
         list_files(str(tmp_path), columns=["y"])
-
-
-def test_folders_of_different_kinds_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "k=1" / "a", {"x": [1]})
-    write(tmp_path / "b", {"x": [1]})
-    with pytest.raises(ConfigError, match="folders of different kinds"):
-        list_files(str(tmp_path))
 
 
 def test_wrong_storage_options_are_named_without_their_values(tmp_path: Path) -> None:

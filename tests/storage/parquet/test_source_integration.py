@@ -18,8 +18,7 @@ QUERY = """
         cast(id as int)) as day, array(cast(id as float), null) as list,
         map('k', timestamp_micros(id)) as times, named_struct('type', 1Y, 'size', cast(null as int),
         'indices', cast(null as array<int>), 'values', array(0D, 1D)) as vector,
-        if(id % 3 = 0, null, 'text') as text, cast('ab' as binary) as bytes,
-        cast(id % 2 as int) as half, concat('a b/', id % 2) as name
+        if(id % 3 = 0, null, 'text') as text, cast('ab' as binary) as bytes, id % 2 as half
     from range(100)
 """
 
@@ -28,8 +27,8 @@ def test_files_of_spark_are_read_as_spark_gives_them(
     spark_local: SparkSession, tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "data")
-    spark_local.sql(QUERY).write.partitionBy("half", "name").parquet(folder)
-    frame: Any = spark_local.read.parquet(folder)
+    spark_local.sql(QUERY).write.partitionBy("half").parquet(folder)
+    frame: Any = spark_local.read.parquet(folder).drop("half")
     kind = spark_local.conf.get("spark.sql.session.timeZone")
 
     source = list_files(folder)
