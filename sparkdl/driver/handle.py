@@ -248,16 +248,16 @@ class Cluster:
         Args:
             data: a DataFrame or an RDD; with `executor="local"` what `feed` takes.
             schema: the results' columns, like `"prediction float"`, or a StructType. A Row or dict
-                fills them by name, a tuple or list by position. A DataFrame needs it.
+                fills them by name, a tuple or list by position. For a DataFrame, which needs it.
             timeout_s: how long rows that a node has may wait for their results.
 
         Returns:
-            A DataFrame for a DataFrame. An RDD of results for an RDD, or with `schema` a DataFrame
-            of the results. With `executor="local"` an iterator.
+            A DataFrame for a DataFrame, an RDD of results for an RDD. With `executor="local"` an
+            iterator.
 
         Raises:
-            ConfigError: if `schema` is missing for a DataFrame or cannot work, or two columns would
-                have one name.
+            ConfigError: if `schema` is missing for a DataFrame, given for other data, or cannot
+                work, or two columns would have one name.
         """
         return self._executor.infer(data, self._feeds.feed_spec(feed, timeout_s), schema)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, StructField, StructType
@@ -20,8 +18,6 @@ from sparkdl.spark_versions import arrow_schema_of, parsed_type
 
 Keep = bool | Sequence[str]
 
-ONLY = "prediction"
-"""The default name of a single column of results."""
 _NEEDS_SCHEMA = (
     "a DataFrame of results needs schema=, which declares their columns. Write "
     "schema='prediction double' if map_fun answers a row with a number, schema='prediction "
@@ -102,23 +98,6 @@ def check_names(
         )
 
 
-def plain_row(result: Any) -> Any:
-    """Return a result with Python's own values for numpy's, as `createDataFrame` wants them."""
-    if isinstance(result, np.ndarray | np.generic):
-        return result.tolist()
-    if isinstance(result, dict):
-        return {key: plain_row(value) for key, value in result.items()}
-    if isinstance(result, list):
-        return [plain_row(value) for value in result]
-    if type(result) is tuple:
-        return tuple(plain_row(value) for value in result)
-    return result
-
-
-def one_column(result: Any) -> Any:
-    return plain_row(result if isinstance(result, tuple | dict) else (result,))
-
-
 def declared_type(text: str, failed: str, example: str) -> DataType:
     """Return the type that `text` declares; `failed` and `example` make the error."""
     try:
@@ -128,13 +107,13 @@ def declared_type(text: str, failed: str, example: str) -> DataType:
         raise ConfigError(f"{failed}: {reason}. Write it like {example}") from None
 
 
-def result_schema(schema: str | StructType | DataType, only: str = ONLY) -> StructType:
-    """Return the columns that `schema` declares; a type alone declares one, called `only`."""
+def result_schema(schema: str | StructType | DataType) -> StructType:
+    """Return the columns that `schema` declares; a type alone declares one, `prediction`."""
     failed, example = f"schema={schema!r} is no schema of Spark", "'prediction float, label string'"
     kind = declared_type(schema, failed, example) if isinstance(schema, str) else schema
     if not isinstance(kind, DataType):
         raise ConfigError(f"schema={schema!r} must be text like 'prediction float' or a StructType")
-    found = kind if isinstance(kind, StructType) else StructType([StructField(only, kind)])
+    found = kind if isinstance(kind, StructType) else StructType([StructField("prediction", kind)])
     if not found.fields:
         raise ConfigError(
             f"schema={schema!r} declares no column: name at least one, like 'prediction float'"

@@ -32,9 +32,6 @@ from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.driver.executors.scored import (
     addressed,
     distinct_columns,
-    one_column,
-    plain_row,
-    result_schema,
     scored,
 )
 from sparkdl.driver.executors.sessions import (
@@ -237,12 +234,12 @@ class SparkExecutor(Executor):
             return scored(data, spec, schema)
         if not is_rdd(data):
             raise ConfigError(f"inference takes a DataFrame or an RDD, not {type(data).__name__}")
-        results = data.mapPartitions(InferRdd(spec))
-        if schema is None:
-            return results
-        columns = result_schema(schema, only="value")
-        rows = results.map(one_column if len(columns) == 1 else plain_row)
-        return self._spark.createDataFrame(rows, columns)
+        if schema is not None:
+            raise ConfigError(
+                f"schema={schema!r} is for a DataFrame; leave it out for an RDD, and call "
+                "createDataFrame with the results"
+            )
+        return data.mapPartitions(InferRdd(spec))
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         return inheriting_thread(self._spark, run, name)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PythonException
 from pyspark.ml.linalg import Vectors, VectorUDT
-from pyspark.sql.types import ArrayType, FloatType, LongType, StructField, StructType
+from pyspark.sql.types import FloatType, LongType, StructField, StructType
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
@@ -137,8 +137,6 @@ def test_results_of_any_size_and_vectors_in(spark_local: SparkSession, scorer: S
     assert [row.v for row in scored] == [Vectors.dense(float(i)) for i in range(20)]
     numbers = spark_local.range(9).rdd
     assert cluster.infer(numbers).collect() == [[float(j) for j in range(i % 4)] for i in range(9)]
-    declared = StructType([StructField("p", ArrayType(FloatType()))])
-    assert cluster.infer(numbers.map(lambda row: row), schema=declared).count() == 9
 
 
 def test_misfit_names_the_column_and_the_value(spark_local: SparkSession, scorer: Scorer) -> None:

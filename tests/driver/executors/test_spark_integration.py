@@ -96,8 +96,8 @@ def test_attached_nodes_keep_their_slots_and_inference_answers_each_row_in_order
     with launch(spark_cluster, map_funs.double, startup=Startup(placement="attached")) as cluster:
         assert len(tracker.getActiveJobsIds()) == 1
         assert cluster.infer(numbers).collect() == [2 * n for n in range(100)]
-        frame = cluster.infer(numbers.map(float), schema="double")
-        assert [row.value for row in frame.collect()] == [2.0 * n for n in range(100)]
+        with pytest.raises(ConfigError, match="schema='double' is for a DataFrame; leave it out"):
+            cluster.infer(numbers, schema="double")
         assert len(tracker.getActiveJobsIds()) == 1
     assert not tracker.getActiveJobsIds()
 
