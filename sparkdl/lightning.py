@@ -90,19 +90,11 @@ class Environment(Adopted):
             )
 
     def set_world_size(self, size: int) -> None:
-        """Compare with what the trainer was given: `num_nodes * devices`.
-
-        Raises:
-            ConfigError: if that is not the number of nodes.
-        """
+        """Compare with what the trainer was given: `num_nodes * devices`."""
         _check("WORLD_SIZE", size, "num_nodes * devices")
 
     def set_global_rank(self, rank: int) -> None:
-        """Compare with what the trainer makes of `node_rank` and `devices`.
-
-        Raises:
-            ConfigError: if they differ, because `devices` is not 1.
-        """
+        """Compare with what the trainer makes of `node_rank` and `devices`."""
         _check("RANK", rank, "several devices for each node: rank")
 
     def local_rank(self) -> int:

@@ -121,8 +121,10 @@ def _scan(
     stored = set(_names_of(relation.dataSchema())).difference(_names_of(relation.partitionSchema()))
     columns = (
         ScannedColumn(
-            *(origin.name, _stored_as(origin, attributes, stored)),
-            *(_arrow_type(shown.dataType), origin.refuses_nulls),
+            origin.name,
+            _stored_as(origin, attributes, stored),
+            _arrow_type(shown.dataType),
+            origin.refuses_nulls,
         )
         for origin, shown in zip(origins, frame.schema.fields, strict=True)
     )
