@@ -42,24 +42,8 @@ def steps_of_epochs(args: Any, ctx: NodeContext) -> list[list[int]]:
     return [[len(batch["id"]) for batch in batches] for _ in range(args["epochs"])]
 
 
-def where(args: Any, ctx: NodeContext) -> dict[str, Any]:
-    """Return what a node knows of itself."""
-    return {
-        "name": ctx.member.node.name,
-        "pid": os.getpid(),
-        "agent": int(os.environ["SPARKDL_AGENT_PID"]),
-        "spec": ctx.cluster_spec,
-        "args": args,
-    }
-
-
-def where_then_wait(args: Any, ctx: NodeContext) -> None:
-    """Print where this is, and wait."""
-    print(
-        f"world {ctx.generation} child {os.getpid()} agent {os.environ['SPARKDL_AGENT_PID']}",
-        flush=True,
-    )
-    threading.Event().wait()
+def nothing(args: Any, ctx: NodeContext) -> None:
+    """Return at once."""
 
 
 def score(args: str, ctx: NodeContext) -> None:
@@ -76,17 +60,9 @@ def score(args: str, ctx: NodeContext) -> None:
 RESULTS: dict[str, Any] = {
     "scalar": lambda row: row.id / 2,
     "list": lambda row: [float(i) for i in range(row.id % 4)],
-    "tuple": lambda row: (row.id, str(row.id)),
     "dict": lambda row: {"half": row.id / 2, "name": f"n{row.id}"},
     "misfit": lambda row: "text" if row.id >= 14 else 1.0,  # 7 are answered at a time
 }
-
-
-def wait_in_the_first_world(args: Any, ctx: NodeContext) -> list[int]:
-    """Print where this is and wait; return after a restart."""
-    if ctx.generation == 0:
-        where_then_wait(args, ctx)
-    return [ctx.rank, ctx.generation, ctx.restarts]
 
 
 def use_rows(args: dict[str, Any], ctx: NodeContext) -> list[int]:

@@ -14,7 +14,7 @@ from sparkdl.driver.options import Observe
 from sparkdl.driver.view import View
 from tests.doubles.nodes import Lines
 from tests.driver.executors import map_funs
-from tests.driver.executors.test_spark_integration import has_no_jobs, launch
+from tests.driver.executors.test_spark_integration import launch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,18 +23,14 @@ BACK_S = 90.0
 GONE_S = 15.0
 
 
-def java_in(folder: str) -> psutil.Process:
-    """Return the JVM that runs in a folder; others end meanwhile, or are zombies and have none."""
-    return next(
+def executor_of(agent: int) -> psutil.Process:
+    """Return an agent's executor: they share a folder. The Python worker between may have ended."""
+    folder = psutil.Process(agent).cwd()
+    executor = next(
         process
         for process in psutil.process_iter(["name", "cwd"])
         if process.info["name"] == "java" and process.info["cwd"] == folder
     )
-
-
-def executor_of(agent: int) -> psutil.Process:
-    """Return an agent's executor: they share a folder. The Python worker between may have ended."""
-    executor = java_in(psutil.Process(agent).cwd())
     assert "CoarseGrainedExecutorBackend" in " ".join(executor.cmdline())
     return executor
 
@@ -45,47 +41,17 @@ def wait_until_gone(pids: set[int]) -> None:
     assert not left
 
 
-def node_processes(lines: Lines, world: int = 0) -> tuple[int, set[int], set[int]]:
-    """Wait until two children of a world, or of a later one, have printed where they are.
+def node_processes(lines: Lines) -> tuple[set[int], set[int]]:
+    """Wait until both children have printed where they are; return pids of agents and children."""
 
-    Returns:
-        The world, and the process ids of its agents and children.
-    """
-
-    def found() -> tuple[int, set[int], set[int]] | None:
-        told = [line.text.split() for line in lines.heard if line.text.startswith("world ")]
-        for now in sorted({int(words[1]) for words in told}):
-            pids = {(int(words[3]), int(words[5])) for words in told if words[1] == str(now)}
-            if now >= world and len(pids) == 2:
-                return now, {agent for _, agent in pids}, {child for child, _ in pids}
-        return None
+    def found() -> list[list[str]] | None:
+        told = [line.text.split() for line in lines.heard if line.text.startswith("world 0 ")]
+        return told if len(told) == 2 else None
 
     with lines.changed:
         there = lines.changed.wait_for(found, BACK_S)
     assert there, lines.heard
-    return there
-
-
-def kill_executor(spark: SparkSession, agent: psutil.Process) -> None:
-    executor_of(agent.pid).kill()
-
-
-def test_detached_nodes_come_back_though_their_job_has_ended(spark_cluster: SparkSession) -> None:
-    lines = Lines()
-    with launch(
-        spark_cluster,
-        map_funs.wait_in_the_first_world,
-        max_restarts=2,
-        observe=Observe(on_log=lines),
-    ) as cluster:
-        _, agents, children = node_processes(lines)
-        assert has_no_jobs(spark_cluster)
-        assert all(psutil.pid_exists(pid) for pid in agents | children)
-        kill_executor(spark_cluster, psutil.Process(min(agents)))
-        results = cluster.results(BACK_S)
-        assert has_no_jobs(spark_cluster)
-    assert [result[0] for result in results] == [0, 1]
-    wait_until_gone(agents | children)
+    return {int(words[5]) for words in there}, {int(words[3]) for words in there}
 
 
 def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
@@ -110,8 +76,9 @@ def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
             lambda view: has_checkpoint(view, 12), Deadline.after(BACK_S)
         )
         assert saved, cluster.status()
-        _, agents, children = node_processes(lines)
-        kill_executor(spark_cluster, psutil.Process(min(agents)))
+        agents, children = node_processes(lines)
+        assert cluster.spec.placement == "detached", "their job has ended"
+        executor_of(min(agents)).kill()
         report = feeding.result(BACK_S)
         results = cluster.results(BACK_S)
         assert "was lost" in cluster.status()

@@ -143,13 +143,13 @@ def test_too_few_slots_name_the_setting(spark_local: SparkSession) -> None:
     with pytest.raises(
         ConfigError, match=r"9 nodes need 9 task slots.*master local\[9\] .*executor='local'"
     ):
-        launch(spark_local, map_funs.where, nodes=9)
+        launch(spark_local, map_funs.nothing, nodes=9)
 
 
 def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> None:
     before = {job.number for job in jobs_of(spark_cluster)}
     with pytest.raises((ConfigError, FrameworkMissingError), match="num_gpus=64"):
-        launch(spark_cluster, map_funs.where, num_gpus=64)
+        launch(spark_cluster, map_funs.nothing, num_gpus=64)
     started = [job for job in jobs_of(spark_cluster) if job.number not in before]
     assert [job.description.partition(": ")[2] for job in started].count("nodes") == 1
     assert sum(job.failed_tasks for job in started) == 0
