@@ -139,10 +139,13 @@ class Samples:
         self.last: Sampled | None = None
         self.series = Series()
         self._recent: deque[Sampled] = deque(maxlen=_MAX_RECENT)
+        self._waits: tuple[Mapping[str, list[float]], Mapping[str, list[float]]] = {}, {}
+        """In the first and in the last of them."""
 
     def restart(self) -> None:
         """Begin another generation, whose counts begin at 0."""
         self._recent.clear()
+        self._waits = {}, {}
 
     def add(self, event: Sampled) -> None:
         before, is_later = self.last, bool(self._recent)
@@ -150,6 +153,8 @@ class Samples:
         self._recent.append(event)
         while event.time_s - self._recent[0].time_s > _RECENT_S:
             self._recent.popleft()
+        waits = [sample.waits for sample in self._recent if sample.waits] or [{}]
+        self._waits = waits[0], waits[-1]
         waited = [self.waits(at).get("rows") for at in range(len(event.states))]
         known = [share for share in waited if share is not None]
         values = {"without rows": 100 * statistics.fmean(known)} if known else {}
@@ -172,16 +177,13 @@ class Samples:
 
     def waits(self, at: int) -> dict[str, float]:
         """Return the shares of the last minute that a node has waited, by what for."""
-        known = [sample.waits for sample in self._recent if sample.waits]
-        if not known:
-            return {}
-        first, last = known[0], known[-1]
+        first, last = self._waits
         waited = {
             name: column[at] - max(0.0, first[name][at])
             for name, column in last.items()
             if column[at] >= 0
         }
-        watched_s = waited.pop("watched")
+        watched_s = waited.pop("watched", 0.0)
         return {name: s / watched_s for name, s in waited.items()} if watched_s > 0 else {}
 
 
