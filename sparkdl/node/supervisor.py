@@ -45,6 +45,7 @@ _log = logging.getLogger(__name__)
 _STACKS_SIGNAL = signal.SIGUSR1
 _ANSWER_S = 3.0
 """How long a child may take to begin, before its process is described instead."""
+_STRANGER_S = 0.2
 _LOOK_S = 0.05
 """A stack that has not grown for so long is complete: faulthandler writes without pauses."""
 
@@ -373,8 +374,12 @@ def watch_end(
 
 
 def wait_for_stranger(pid: int) -> None:
+    """Wait until a process that is no child has ended, though its parent may not have noticed."""
+    never = threading.Event()
     with suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait()
+        process = psutil.Process(pid)
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            never.wait(_STRANGER_S)
 
 
 def _command(spec: ChildSpec, channel_fd: int, stacks_fd: int) -> Sequence[str]:
