@@ -57,14 +57,14 @@ class Observation:
         self._activity = Activity(loop, report, log_s)
         self._lines = Throttle(loop, self._stream_log, _LOG_PERIOD_S)
         self._load = LoadWatch(loop, report, child.gpus, feed_nbytes)
-        if spec.is_watched:
-            self._load.look(lambda: child.process.pid)
 
     def begin(self) -> None:
         log = self._child.process.log
         self._activity.begin(self._child.generation, log)
         log.watch(asyncio.get_running_loop(), self._on_print)
         self._on_print()  # report the lines printed so far
+        if self._spec.is_watched:
+            self._load.begin(lambda: self._child.process.pid)
 
     def note(self, message: Local) -> None:
         self._activity.note(message)
@@ -134,9 +134,13 @@ class LoadWatch:
         if self._timer is not None:
             self._timer.cancel()
 
-    def look(self, pid: Callable[[], int]) -> None:
-        """Report now and from now on; `pid` returns that of the child, 0 while there is none."""
-        self._timer = self._loop.call_later(_PERIOD_S, self.look, pid)
+    def begin(self, pid: Callable[[], int]) -> None:
+        """Report from now on; `pid` returns that of the child, 0 while there is none."""
+        if self._timer is None:
+            self._look(pid)
+
+    def _look(self, pid: Callable[[], int]) -> None:
+        self._timer = self._loop.call_later(_PERIOD_S, self._look, pid)
         if self._looks % _RESCAN == 0 or self._pid != pid():
             self._pid = pid()
             self._find_processes()

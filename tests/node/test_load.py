@@ -40,7 +40,7 @@ def test_memory_and_cores_of_a_child_and_its_own_processes_are_told() -> None:
                 is_busy.set()
 
         watch = LoadWatch(loop, report, (), lambda: (3, 10))
-        watch.look(lambda: process.pid)
+        watch.begin(lambda: process.pid)
         process.stdin.close()  # type: ignore[union-attr]
         await asyncio.wait_for(is_busy.wait(), 40)
         watch.close()
@@ -68,7 +68,7 @@ def test_gpus_are_told_of_by_their_uuids_and_by_the_numbers_that_spark_assigns(
 
     async def look() -> None:
         watch = LoadWatch(asyncio.get_running_loop(), told.append, gpus, lambda: (0, 0))
-        watch.look(os.getpid)
+        watch.begin(os.getpid)
         watch.close()
 
     asyncio.run(look())
