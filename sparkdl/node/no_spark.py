@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
@@ -65,12 +66,21 @@ class _Finder:
         if name not in _CHANGES:
             return None
         spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and (loader := spec.loader) is not None:
-            execute, change = loader.exec_module, _CHANGES[name]
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                change(module)
-
-            loader.exec_module = exec_module  # type: ignore[method-assign]
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, _CHANGES[name])
         return spec
+
+
+class _Loader(Loader):
+    def __init__(self, loader: Any, change: Callable[[Any], None]) -> None:
+        self._loader, self._change = loader, change
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._change(module)
+
+    def __getattr__(self, name: str) -> Any:  # resources of the module, for example
+        return getattr(self._loader, name)
