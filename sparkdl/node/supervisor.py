@@ -52,8 +52,7 @@ _LOOK_S = 0.05
 LAST_LINES = 1000
 """How many of an ended child's last lines the driver keeps."""
 _PIPE_NBYTES = 1024 * 1024
-_TAIL_NBYTES = 256 * 1024
-_MAX_LINE_CHARS = 4000
+_MAX_LINE_CHARS = 2000
 _MAX_REST_NBYTES = 64 * 1024
 
 
@@ -64,13 +63,13 @@ class ChildLog:
     than its agent reads waits for it, as it would in a terminal.
 
     Args:
-        kept_nbytes: kept at least; twice as much at most.
-        read_nbytes: read at once at most, so that a burst still fits into one message.
+        kept_chars: of lines that wait to be handed on, at most.
+        read_chars: handed on at once, so that a burst still fits into one message.
     """
 
-    def __init__(self, kept_nbytes: int = 4 << 20, read_nbytes: int = 1 << 20) -> None:
+    def __init__(self, kept_chars: int = 4 << 20, read_chars: int = 1 << 20) -> None:
         # JSON may make six bytes of one, and a message to the driver holds 16 MiB.
-        self.kept_nbytes, self.read_nbytes = kept_nbytes, read_nbytes
+        self.kept_chars, self.read_chars = kept_chars, read_chars
         # The agent keeps both ends: a pipe without a writer is always readable, so the loop would
         # spin.
         self._read_fd, self._write_fd = os.pipe()
@@ -79,9 +78,9 @@ class ChildLog:
             fcntl.fcntl(self._write_fd, fcntl.F_SETPIPE_SZ, _PIPE_NBYTES)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_print: Callable[[], None] = lambda: None
-        self._kept = bytearray()
-        self._nbytes = 0
-        self._offset = 0
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._new: deque[str] = deque()
+        self._nbytes = self._new_chars = self._lost_chars = 0
         self._rest = b""
 
     def open_for_child(self) -> int:
@@ -115,10 +114,9 @@ class ChildLog:
         return self._nbytes
 
     def tail(self, lines: int = LAST_LINES) -> tuple[str, ...]:
-        """Return the last `lines` lines, of the last 256 KiB at most."""
         self._take()
-        found = _lines(bytes(self._kept[-_TAIL_NBYTES:]))
-        return tuple(deque(map(unmarked, found), maxlen=max(0, lines)))
+        found = [*self._last, *_lines(self._rest)]
+        return tuple(map(unmarked, found[-lines:])) if lines > 0 else ()
 
     def new_lines(self, is_last: bool = False) -> tuple[str, ...]:
         """Return the whole lines since the last call; with `is_last` an unfinished one as well.
@@ -127,23 +125,18 @@ class ChildLog:
         Output dropped by then is left out, and a line says how much.
         """
         self._take()
-        gone = self._nbytes - len(self._kept) - self._offset
-        lost: tuple[str, ...] = ()
-        if gone > 0:
-            lost = (f"sparkdl: {gone + len(self._rest)} bytes were printed too fast to be shown",)
-            self._offset, self._rest = self._offset + gone, b""
-        start = self._offset - (self._nbytes - len(self._kept))
-        data = bytes(self._kept[start : start + self.read_nbytes])
-        # After a full read more may follow, so the unfinished line is not the last one yet.
-        is_last = is_last and len(data) < self.read_nbytes
-        self._offset += len(data)
-        data = self._rest + data
-        cut = data.rfind(b"\n") + 1
-        # A line without an end must not be held back for ever.
-        if is_last or len(data) - cut > _MAX_REST_NBYTES:
-            cut = len(data)
-        self._rest = data[cut:]
-        return (*lost, *_lines(data[:cut]))
+        if is_last:
+            self._finish(self._rest)
+            self._rest = b""
+        found, chars = list[str](), 0
+        if self._lost_chars:
+            found.append(f"sparkdl: {self._lost_chars} letters were printed too fast to be shown")
+            self._lost_chars = 0
+        while self._new and chars < self.read_chars:
+            found.append(self._new.popleft())
+            chars += len(found[-1])
+        self._new_chars -= chars
+        return tuple(found)
 
     def _take_and_say(self) -> None:
         self._take()
@@ -161,11 +154,23 @@ class ChildLog:
             self._keep(data)
 
     def _keep(self, data: bytes) -> None:
-        self._kept += data
         self._nbytes += len(data)
-        # Not at each excess: each cut moves all that is kept, so this moves a byte once on average.
-        if len(self._kept) > 2 * self.kept_nbytes:
-            del self._kept[: -self.kept_nbytes]
+        data = self._rest + data
+        cut = data.rfind(b"\n") + 1
+        # A line without an end must not be held back for ever.
+        if len(data) - cut > _MAX_REST_NBYTES:
+            cut = len(data)
+        self._rest = data[cut:]
+        self._finish(data[:cut])
+
+    def _finish(self, data: bytes) -> None:
+        for line in _lines(data):
+            self._last.append(line)
+            self._new.append(line)
+            self._new_chars += len(line)
+        while self._new_chars > self.kept_chars:
+            lost = len(self._new.popleft())
+            self._new_chars, self._lost_chars = self._new_chars - lost, self._lost_chars + lost
 
 
 def _lines(data: bytes) -> list[str]:
