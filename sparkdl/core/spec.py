@@ -107,7 +107,6 @@ class ClusterSpec:
         is_watched: nodes report their use of CPU, memory and GPU.
         preload: modules that children import after the framework, before there is a world.
         independent_models: the user wants nodes that train without an exchange.
-        shares_gpus: Spark gives one GPU to several tasks.
     """
 
     cluster_id: str
@@ -125,7 +124,6 @@ class ClusterSpec:
     preload: tuple[str, ...] = ()
     is_watched: bool = False
     independent_models: bool = False
-    shares_gpus: bool = False
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:

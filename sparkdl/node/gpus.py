@@ -190,7 +190,6 @@ def share_gpus(
     wanted: int | None,
     assigned: tuple[str, ...] | None,
     who: str,
-    executor: str = "",
     environ: Mapping[str, str] = os.environ,
 ) -> GpuShare:
     """Return the GPUs of one node.
@@ -199,15 +198,13 @@ def share_gpus(
         wanted: how many; `None` for all that Spark assigned, or else for one where there are any.
         assigned: addresses that Spark assigned to the node's task; `None` where it assigns none.
         who: the node, for errors.
-        executor: names the executor within its host if its tasks share no GPU: Spark may assign
-            those of a node whose task has ended again. Empty if they do.
         environ: of the executor: its CUDA_VISIBLE_DEVICES says which may be claimed, and which
             GPU each of Spark's addresses means.
     """
     if wanted == 0:
         return NONE
     if assigned is not None:
-        return _assigned_share(wanted, assigned, who, executor, environ)
+        return _assigned_share(wanted, assigned, who, environ)
     if wanted is None:
         if not has_driver() or visible_gpus(environ) == ():
             return GpuShare()
@@ -236,7 +233,6 @@ def _assigned_share(
     wanted: int | None,
     assigned: tuple[str, ...],
     who: str,
-    executor: str,
     environ: Mapping[str, str],
 ) -> GpuShare:
     owned = owned_gpus(assigned[:wanted], environ)
@@ -248,16 +244,7 @@ def _assigned_share(
         )
     # Spark's numbers are nvidia-smi's, which are in the order of the PCI bus; CUDA's own need not.
     seen = {"CUDA_VISIBLE_DEVICES": ",".join(owned), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    if not executor:
-        return GpuShare(seen)
-    claims = _claim([f"{executor}-{each}" for each in owned], len(owned))
-    if claims is None:
-        raise SparkConfigError(
-            f"{who} on host {socket.gethostname()}: Spark assigned GPU {','.join(owned)}, which "
-            "another cluster's node uses, whose task has ended. Shut that cluster down first, or "
-            "launch it with Startup(placement='attached')"
-        )
-    return GpuShare(seen, claims=tuple(claims.values()))
+    return GpuShare(seen)
 
 
 def _claimed_share(

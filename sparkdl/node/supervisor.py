@@ -480,9 +480,7 @@ class NodeChild:
         self._spec, self._payload = agent_spec, payload
         self._on_message, self._exited = on_message, on_exit
         self.host = own_host(agent_spec.address, Environment.read())
-        pid = None if spec.shares_gpus else agent_spec.executor_pid
-        executor = f"{agent_spec.executor}-{pid}" if pid else ""
-        self._gpus = share_gpus(spec.gpus_of(node), agent_spec.gpus, node.name, executor)
+        self._gpus = share_gpus(spec.gpus_of(node), agent_spec.gpus, node.name)
         environment = {"PYTHONUNBUFFERED": "1", FILES: agent_spec.spark_files}
         environment |= self._gpus.environment
         self._child_spec = ChildSpec(spec.framework, environment, spec.preload, node.name)

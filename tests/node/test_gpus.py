@@ -100,17 +100,6 @@ def test_no_gpu_is_seen_where_none_is_wanted(host: Any) -> None:
         assert gpus.share_gpus(0, assigned, "ps:0") == gpus.GpuShare({"CUDA_VISIBLE_DEVICES": ""})
 
 
-def test_gpu_of_a_node_whose_task_has_ended_is_given_to_no_other_node(share: Any) -> None:
-    """Spark takes it for free, and may assign it again."""
-    name = f"7-{new_uuid()}"
-    first = gpus.share_gpus(1, ("0",), "worker:0", name, {})
-    with pytest.raises(SparkConfigError, match=r"Spark assigned GPU 0, .*placement='attached'"):
-        gpus.share_gpus(1, ("0",), "worker:1", name, {})
-    for other in (gpus.share_gpus(1, ("0",), "w", f"8-{name}", {}), first):
-        other.close()
-    gpus.share_gpus(1, ("0",), "worker:1", name, {}).close()
-
-
 @pytest.mark.parametrize(
     ("assigned", "nodes", "parts"),
     [

@@ -364,11 +364,5 @@ def place(
     placement: Placement = "attached" if placing.is_attached else "detached"
     _log.info("Cluster %s: placement is %s: %s", spec.cluster_id, placement, placing.why)
     profile = node_profile(placing, topology.task_cpus if topology else 1)
-    amount = float(session.conf.get("spark.task.resource.gpu.amount", "0") or 0)
     executor = SparkExecutor(session, spec.cluster_id, profile)
-    return executor, replace(
-        spec,
-        default_fs=default_fs(session),
-        placement=placement,
-        shares_gpus=profile is None and 0 < amount < 1,
-    )
+    return executor, replace(spec, default_fs=default_fs(session), placement=placement)
