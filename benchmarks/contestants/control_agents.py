@@ -177,7 +177,7 @@ class Agents:
         node = agent.node_id
         host = f"10.{node // _PER_HOST >> 8}.{node // _PER_HOST & 255}.17"
         uri = f"grpc://{host}:{random.randrange(32768, 61000)}"
-        hello = Hello(node, "", f"{node:032x}", host, 1000 + node, uri, "3.11.7", "task")
+        hello = Hello(node, "", f"{node:032x}", host, 1000 + node, uri, "task")
         offer = Offer(0, random.randrange(32768, 61000))
         self._send(agent, framed(hello) + framed(offer))
         self._take(agent, b"")

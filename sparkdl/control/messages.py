@@ -50,7 +50,6 @@ class Hello(Message, frozen=True):
     host: str
     pid: int
     data_address: str
-    python_version: str
     owner: str
     """Its parent: a `task` of Spark, whose slot it keeps until `Detach`; `process`: local."""
 

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import math
 import os
-import platform
 import shutil
 import signal
 import tempfile
@@ -279,7 +278,6 @@ class Agent:
             host=self._child.host,
             pid=os.getpid(),
             data_address=address,
-            python_version=platform.python_version(),
             owner=agent_spec.owner,
         )
 

@@ -39,7 +39,7 @@ def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
 
 
 def hello(agent_id: str = "a", node_id: int = 0) -> Hello:
-    return Hello(node_id, "", agent_id, "h", 42, f"grpc://{agent_id}", "3.11", "process")
+    return Hello(node_id, "", agent_id, "h", 42, f"grpc://{agent_id}", "process")
 
 
 @dataclass

@@ -122,7 +122,7 @@ class PlayedNodes:
         self._spec = launch.spec
         for node in launch.spec.nodes:
             agent = f"agent-{node.node_id}"
-            hello = Hello(node.node_id, "", agent, "127.0.0.1", 1, "grpc://x", "3", "process")
+            hello = Hello(node.node_id, "", agent, "127.0.0.1", 1, "grpc://x", "process")
             self._say(states.AgentJoined(hello))
             self._say(states.AgentOffered(agent, Offer(0, 9000 + node.node_id)))
 

@@ -81,7 +81,7 @@ class Play:
         connecting = connect(self.url, additional_headers=headers, proxy=None)
         agent = FakeAgent(self.connections.enter_context(connecting), node_id)
         name = agent_id or f"agent-{node_id}"
-        agent.say(msg.Hello(node_id, "", name, f"host-{node_id}", 40 + node_id, "", "3", "process"))
+        agent.say(msg.Hello(node_id, "", name, f"host-{node_id}", 40 + node_id, "", "process"))
         if offers:
             agent.say(msg.Offer(0, 9000 + node_id))
         else:

@@ -31,7 +31,7 @@ WORLD = build_world(0, {node: Address("10.0.0.1", 1, "") for node in FED.nodes})
 RUNNING = Running(Roster(FED), WORLD, frozenset({0, 1}))
 FAILURE = Failure("worker:0", "exception", "<b>no</b>", 0.0, node_id=1, rank=0, host="10.0.0.1")
 RETURNED = {1: ChildReturned(0, b"")}
-SEATS = {1: Agent(Hello(1, "", "agent", "10.0.0.1", 1, "", "3.11", "task"))}
+SEATS = {1: Agent(Hello(1, "", "agent", "10.0.0.1", 1, "", "task"))}
 ADDRESSES = {node: Address("h", 1, "grpc://h:2") for node in SPEC.nodes}
 
 

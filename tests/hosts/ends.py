@@ -74,7 +74,7 @@ async def connect(url: str, host_timeout_s: float, roots: str) -> None:
     """Connect, and wait for the end."""
     trust = Trust(roots.encode()) if roots else None
     client = await CoordinatorClient.connect(url, _TOKEN, _LEASE_S, host_timeout_s, trust)
-    client.send(Hello(0, "", "a", "client", 1, "", "3.11", "process"))
+    client.send(Hello(0, "", "a", "client", 1, "", "process"))
     async for _ in client.messages():
         pass
     tell("ended", reason=client.ended)

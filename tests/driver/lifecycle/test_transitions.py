@@ -61,7 +61,7 @@ class Play(Played):
     def joined(self, agent_id: str, task: str = "0.0") -> states.AgentJoined:
         node_id = self.node_id(agent_id)
         return states.AgentJoined(
-            msg.Hello(node_id, task, agent_id, f"host-{agent_id}", 1, "x", "3", "task")
+            msg.Hello(node_id, task, agent_id, f"host-{agent_id}", 1, "x", "task")
         )
 
     def offered(self, agent_id: str, generation: int = 0, port: int = 80) -> states.AgentOffered:
