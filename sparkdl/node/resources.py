@@ -153,17 +153,6 @@ def executor_jvm_pid() -> int | None:
     return None
 
 
-def executor_id(jvm_pid: int | None) -> str:
-    """Return what Spark calls an executor, by the process id of its JVM; empty if that is hidden.
-
-    Neither a task nor its environment knows it; the command line of each kind of executor does.
-    """
-    with suppress(psutil.Error, ValueError, IndexError):
-        words = psutil.Process(jvm_pid).cmdline() if jvm_pid else []
-        return str(words[words.index("--executor-id") + 1])
-    return ""
-
-
 def assigned_gpus() -> tuple[str, ...] | None:
     """Return the addresses of GPUs that Spark assigned to this task; `None` if it assigns none."""
     if sys.modules.get("pyspark") is None:

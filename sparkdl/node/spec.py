@@ -41,7 +41,6 @@ class AgentSpec(msgspec.Struct, frozen=True):
         executor_pid: ends the agent of a task too, and alone once it has been detached from that;
             `None` if it could not be found, so that the driver alone ends the agent then.
         gpus: addresses that Spark assigned; `None` where Spark assigns none.
-        executor: Spark's id of the executor; empty where it is not found.
         spark_files: the folder of `SparkContext.addFile` on the executor; empty outside of Spark.
     """
 
@@ -54,7 +53,6 @@ class AgentSpec(msgspec.Struct, frozen=True):
     executor_pid: int | None = None
     gpus: tuple[str, ...] | None = None
     tls: Tls | None = None
-    executor: str = ""
     spark_files: str = ""
 
     @property

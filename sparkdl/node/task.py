@@ -34,7 +34,7 @@ from sparkdl.core.errors import (
 from sparkdl.core.failure import Code, status_in_words
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.frameworks.framework import framework_named
-from sparkdl.node.resources import assigned_gpus, executor_id, executor_jvm_pid
+from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
 from sparkdl.node.spec import AgentSpec, StatusLine, start_agent, tail_of
 
 if TYPE_CHECKING:
@@ -170,7 +170,6 @@ class NodeTask:
             owner="task",
             task=task,
             executor_pid=jvm_pid,
-            executor=executor_id(jvm_pid),
             gpus=assigned_gpus(),
             tls=self.tls,
             spark_files=SparkFiles.getRootDirectory(),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +16,6 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import Environment
 from sparkdl.node import resources
 from tests.control.rooms import has_ipv6
-from tests.doubles.until import until
 
 NOTHING_SET = Environment()
 MIB, GIB = 1024**2, 1024**3
@@ -164,12 +161,3 @@ def test_gpus_are_those_that_spark_assigned(
     context = SimpleNamespace(resources=lambda: assigned)
     monkeypatch.setattr("pyspark.TaskContext", SimpleNamespace(get=lambda: context))
     assert resources.assigned_gpus() == gpus
-
-
-def test_id_of_an_executor_stands_on_the_command_line_of_its_jvm() -> None:
-    words = ("-c", "input()", "--cores", "2", "--executor-id", "driver-7")
-    with subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE) as process:
-        assert until(lambda: resources.executor_id(process.pid) == "driver-7")
-    assert resources.executor_id(process.pid) == ""
-    assert resources.executor_id(psutil.Process().pid) == ""
-    assert resources.executor_id(None) == ""
