@@ -29,7 +29,6 @@ import cloudpickle
 from sparkdl.control.channel import Raised, Start
 from sparkdl.control.messages import ChildReturned, ChildRunning
 from sparkdl.control.values import encode_value
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, SparkdlError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.files import make_scratch_in
@@ -101,8 +100,8 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
     has_world = False
     try:
         framework = importing()
-        # No limit: the agent ends a child whose world does not come.
-        start, port = link.wait_start(Deadline.after(None), partial(_import_more, framework))
+        # Without a limit: the agent ends a child whose world does not come.
+        start, port = link.wait_start(partial(_import_more, framework))
         has_world = True
         os.environ.update(start.environment)
         payload = Path(start.payload)

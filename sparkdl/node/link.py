@@ -12,7 +12,6 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from sparkdl.control.channel import (
@@ -236,10 +235,7 @@ class AgentLink:
         self._thread.start()
 
     def wait_start(
-        self,
-        deadline: Deadline,
-        when_idle: Callable[[], None] = lambda: None,
-        idle_s: float = 2.0,
+        self, when_idle: Callable[[], None] = lambda: None, idle_s: float = 2.0
     ) -> tuple[Start, socket.socket]:
         """Wait for the world; return it, and the socket that holds this node's port.
 
@@ -247,14 +243,12 @@ class AgentLink:
             when_idle: called once if it has not come after `idle_s`: a child imports the modules
                 it needs later while other nodes are slower.
         """
-        start = None
-        with suppress(queue.Empty):
-            try:
-                # Not at once: if the world is about to begin, these imports would delay it.
-                start = self._starts.get(timeout=min(idle_s, deadline.remaining_s))
-            except queue.Empty:
-                when_idle()
-                start = self._starts.get(timeout=deadline.wait_s)
+        try:
+            # Not at once: if the world is about to begin, these imports would delay it.
+            start = self._starts.get(timeout=idle_s)
+        except queue.Empty:
+            when_idle()
+            start = self._starts.get()
         if start is None:
             raise FeedClosedError("the agent of this node went away before the world began")
         message, fd = start

@@ -19,7 +19,6 @@ from sparkdl.control import channel
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.messages import EpochEnd, FeedBegin
 from sparkdl.control.rows import Given
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, UnfedError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.core.settings import Settings
@@ -48,7 +47,7 @@ class Ends:
         close_fd(fd)
 
     def begun(self) -> channel.Start:
-        message, port = self.link.wait_start(Deadline.after(SOON_S))
+        message, port = self.link.wait_start()
         port.close()
         return message
 
@@ -99,14 +98,14 @@ def test_who_waits_long_for_the_world_uses_the_time() -> None:
     used = list[str]()
     with linked() as ends:
         ends.send(start())
-        ends.link.wait_start(Deadline.after(SOON_S), lambda: used.append("at once"))[1].close()
+        ends.link.wait_start(lambda: used.append("at once"))[1].close()
 
     def send_late() -> None:
         used.append("late")
         ends.send(start())
 
     with linked() as ends:
-        ends.link.wait_start(Deadline.after(SOON_S), send_late, 0.01)[1].close()
+        ends.link.wait_start(send_late, 0.01)[1].close()
     assert used == ["late"]
 
 
