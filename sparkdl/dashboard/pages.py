@@ -270,7 +270,7 @@ _NODE_COLUMNS = (
     Column("name", "Node", 85, lambda row: row.name),
     Column("state", "State", 90, lambda row: _word(row), color="tone"),
     Column("step", "Step", 60, lambda row: _known(row.step), "0,0"),
-    Column("step_ms", "Step, ms", 70, lambda row: 1000 * row.step_s, "0,0.[0]", "pace"),
+    Column("step_ms", "Step, ms", 70, lambda row: 1000 * row.step_s, "0,0.[0]"),
     Column("used", "Rows used", 85, _fed(lambda row: row.used), "0,0"),
     Column("waits_rows", "Waits: rows", 85, _waits("rows"), "0%"),
     Column("waits_others", "Waits: nodes", 95, _waits("others"), "0%"),
@@ -287,8 +287,7 @@ _NODE_COLUMNS = (
 _NOTE = (
     '<p class="soft">The time of a step is a mean of the last minute. Rows used: of all epochs. '
     "Waits: shares of the last minute in which the node waited for rows, and for the other nodes "
-    "in collectives, which is not known of nodes with GPUs. In and out: what crosses the network "
-    "interfaces of the node's host or container, for all processes there, without loopback.</p>"
+    "in collectives, which is not known of nodes with GPUs.</p>"
 )
 
 
