@@ -26,7 +26,6 @@ NAMES = {
     "lightning": "Lightning, DDP",
     "jax": "JAX, data parallel",
     "keras-jax": "Keras on JAX, DataParallel",
-    "jobs": "PyTorch, as Spark jobs",
 }
 
 

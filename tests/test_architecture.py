@@ -96,7 +96,6 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "ml/estimators/keras_model.py": "makes and compiles a Keras model",
     "ml/scoring/keras_objects.py": "saves and loads a Keras model",
     "ml/jobs/keras.py": "a Keras model in Spark jobs",
-    "ml/jobs/torch.py": "a PyTorch model in Spark jobs",
     "tfos/*": "TensorFlowOnSpark's signatures name TensorFlow's types",
     "horovod/*": "Horovod's signatures name the frameworks' types",
     "petastorm/*": "a converter gives datasets of both",

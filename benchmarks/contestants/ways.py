@@ -1,4 +1,4 @@
-"""The network of `cnn.py` trained by one way: on nodes of a local cluster, or as Spark jobs.
+"""The network of `cnn.py` trained by one way, on nodes of a local cluster.
 
 Every node computes in one thread, so that nodes share the cores of a machine fairly. A step uses
 `--batch` rows in all, whatever the number of nodes: the same rows, in the same order.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import cnn
-from harness import claim_stdout, session, write
+from harness import claim_stdout, write
 
 Trained = tuple[float, list[Any]]
 """Seconds of the steps after the first ones; the weights in the end."""
@@ -235,45 +235,6 @@ def keras_on_jax(args: argparse.Namespace, ctx: Any) -> Trained:
     return clock.seconds, [np.asarray(value) for value in values]
 
 
-def spark_jobs(args: argparse.Namespace) -> Trained:
-    """PyTorch without nodes: a Spark job for each step, a partition for each node's rows."""
-    import pyarrow as pa
-    import torch
-
-    from sparkdl.ml.jobs import fit_in_jobs
-
-    size = args.nodes
-    clock = cnn.Clock(args.warm_up)
-
-    def rows(numbers: Iterator[Any]) -> Iterator[Any]:
-        for (rank,) in (batch.column(0).to_pylist() for batch in numbers if batch.num_rows):
-            x, y = cnn.parts(args.batch, args.steps, rank, size)
-            images = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), cnn.SIDE**2)
-            whole = pa.RecordBatch.from_arrays(
-                [images.cast(pa.list_(pa.float32())), pa.array(y)], ["x", "y"]
-            )
-            yield from (whole.slice(start, 10_000) for start in range(0, len(y), 10_000))
-
-    def loss(model: Any, batch: Any) -> Any:
-        torch.set_num_threads(1)
-        images = batch["x"].reshape(-1, 1, cnn.SIDE, cnn.SIDE)
-        return torch.nn.functional.cross_entropy(model(images), batch["y"])
-
-    def optimizer(parameters: Any) -> Any:
-        made = torch.optim.SGD(parameters, cnn.LEARNING_RATE)
-        made.register_step_post_hook(lambda *_: clock.step())
-        return made
-
-    with session("bench-ways", size, {}, 1, 2048) as spark:
-        frame = spark.range(0, size, 1, size).mapInArrow(rows, "x array<float>, y long")
-        share = args.batch // size
-        found = fit_in_jobs(
-            frame, cnn.torch_model, loss, optimizer, batch_size=share, shuffle=False
-        )
-    values = [parameter.detach().numpy() for parameter in found.model.parameters()]
-    return clock.seconds, cnn.from_torch(values)
-
-
 Way = tuple[str, Callable[[argparse.Namespace, Any], Trained]]
 WAYS: dict[str, Way] = {
     "mirrored": ("tensorflow", multi_worker_mirrored),
@@ -285,7 +246,6 @@ WAYS: dict[str, Way] = {
     "jax": ("jax", jax_data_parallel),
     "keras-jax": ("jax", keras_on_jax),
 }
-JOBS = "jobs"
 
 
 def train(args: argparse.Namespace, ctx: Any) -> dict[str, Any]:
@@ -308,7 +268,7 @@ def in_nodes(args: argparse.Namespace) -> Trained:
 def main() -> None:
     """Train, and write a line with the slowest node's time and the loss."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--way", choices=[*WAYS, JOBS], required=True)
+    parser.add_argument("--way", choices=[*WAYS], required=True)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--batch", type=int, default=256, help="rows in a step, of all nodes")
     parser.add_argument("--steps", type=int, default=200)
@@ -318,7 +278,7 @@ def main() -> None:
     # Before any framework is imported: nodes share the cores fairly.
     os.environ.update({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    seconds, made = spark_jobs(parsed) if parsed.way == JOBS else in_nodes(parsed)
+    seconds, made = in_nodes(parsed)
     rows = parsed.batch * (parsed.steps - parsed.warm_up)
     loss = cnn.loss([value.astype("float64") for value in made])
     write(lines, {"event": "trained", "seconds": seconds, "rows": rows, "loss": loss})

@@ -135,7 +135,7 @@ def jobs(spark: Any, _folder: Path) -> None:
     from sparkdl.ml.jobs.fit import Jobs
     from sparkdl.ml.jobs.work import Plan
 
-    said("mode='jobs'", refusal(Jobs, spark, Plan(None, 1, 1, False, 0)))
+    said("mode='jobs'", refusal(Jobs, spark, Plan(1, 1, 1, False, 0)))
 
 
 def sessions(_spark: Any, folder: Path) -> None:

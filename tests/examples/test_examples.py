@@ -120,7 +120,7 @@ ALL = (
         "--die-at=130",
         leaves={f"out/checkpoints/*-{step:010}*": 1 for step in (120, 300, 320)},
     ),
-    Example("jobs/digits.py", "torch", "test accuracy > 0.9"),
+    Example("jobs/digits.py", "tensorflow", "test accuracy > 0.9"),
     Example("tuning/optuna_digits.py", "torch", "best accuracy > 0.7", "--trials=3"),
     Example("pytorch/train.py", "torch", "at last < 1", small="--epochs=4"),
     Example("pytorch/distributor.py", "torch", "TorchDistributor: accuracy > 0.85"),

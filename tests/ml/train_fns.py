@@ -171,26 +171,21 @@ def distance(params: dict[str, Any], ctx: Any) -> float:
     return float(abs(params["x"] - 3))
 
 
-def model_fn() -> Any:
-    import torch
+def network(loss: Any = "mse", **options: Any) -> Any:
+    """Make a compiled regression of four features."""
+    import keras
 
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-
-
-def loss_fn(model: Any, batch: Any) -> Any:
-    return ((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean()
-
-
-def adam(parameters: Any) -> Any:
-    import torch
-
-    return torch.optim.Adam(parameters, 0.02, weight_decay=0.01)
+    layers = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile(keras.optimizers.AdamW(0.02, weight_decay=0.01), loss, **options)
+    return model
 
 
-def loss_that_kills(folder: str) -> Any:
-    """Return `loss_fn`, in which once a Python worker is killed, and once an executor."""
+def network_that_kills(folder: str) -> Any:
+    """Return what makes `network`, by whose loss a Python worker dies once, an executor once."""
 
-    def loss(model: Any, batch: Any) -> Any:
+    def loss(label: Any, found: Any) -> Any:
+        import keras
         import psutil
 
         for number in count():
@@ -203,6 +198,6 @@ def loss_that_kills(folder: str) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         if number == 8:
             next(p for p in psutil.Process().parents() if p.name() == "java").kill()
-        return loss_fn(model, batch)
+        return keras.losses.mean_squared_error(label, found)
 
-    return loss
+    return lambda: network(loss, run_eagerly=True)

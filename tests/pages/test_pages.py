@@ -50,7 +50,7 @@ NEEDS = {
     "failures.md": ("sklearn", "tensorflow"),
     "horovod.md": ("keras", "tensorflow", "torch"),
     "jax.md": ("jax", "keras"),
-    "jobs.md": ("keras", "torch"),
+    "jobs.md": ("keras",),
     "lightning.md": ("lightning",),
     "meshes.md": ("jax", "torch"),
     "migrating.md": ("tensorflow", "torch"),

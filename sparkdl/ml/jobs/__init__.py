@@ -2,7 +2,3 @@
 
 Runs in: driver
 """
-
-from sparkdl.ml.jobs.fit import JobsResult, fit_in_jobs
-
-__all__ = ["JobsResult", "fit_in_jobs"]

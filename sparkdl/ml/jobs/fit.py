@@ -2,7 +2,7 @@
 
 The way of BigDL (https://arxiv.org/abs/1804.05839): weights are broadcast, each partition's task
 computes the gradient of its part of the mini-batch, Spark adds them up, the driver takes the step.
-See docs/jobs.md. `KerasEstimator(mode="jobs")` is the face for Keras, `fit_in_jobs` for PyTorch.
+See docs/jobs.md. `KerasEstimator(mode="jobs")` is the face.
 
 ```text
  driver   state ──broadcast──▶ tasks ──gradients──▶ groups ──sums──▶ driver: one update
@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,19 +30,11 @@ from sparkdl.driver.executors.scored import addressed
 from sparkdl.driver.slots.spark_errors import raised_in_task
 from sparkdl.ml.estimators.keras_model import inputs_of, outputs_of, with_softmax
 from sparkdl.ml.estimators.keras_train import KerasTask
-from sparkdl.ml.estimators.training import (
-    Training,
-    check_columns,
-    warn_of_no_numbers,
-    without_vectors,
-)
+from sparkdl.ml.estimators.training import Training, warn_of_no_numbers, without_vectors
 from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster
-from sparkdl.ml.jobs.torch import TorchLearner, TorchMaster
 from sparkdl.ml.jobs.work import (
     STORED_SCHEMA,
     Forget,
-    Learner,
-    Master,
     Parts,
     Plan,
     Store,
@@ -63,84 +55,11 @@ from sparkdl.values.types import NUMERIC, spark_family
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
 
-    from sparkdl.ml.jobs.torch import LossFn, ModelFn, OptimizerFn
-
 _log = logging.getLogger(__name__)
 _NODES_ONLY = (
     *("num_gpus", "max_restarts", "recovery", "feeding", "observe", "startup", "checkpoint_dir"),
     *("shutdown_timeout", "feed_reader", "class_weight", "verbose"),
 )
-
-
-@dataclass(frozen=True)
-class JobsResult:
-    """The result of a training as Spark jobs.
-
-    Attributes:
-        model: the trained model, on the driver's CPU.
-        history: `loss`, and `val_loss` with validation rows; one value an epoch.
-        rows: in an epoch.
-        iterations: training jobs run in this program.
-        seconds: from the first job to the last.
-    """
-
-    model: Any
-    history: dict[str, list[float]]
-    rows: int
-    iterations: int
-    seconds: float
-
-
-def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
-    df: DataFrame,
-    model_fn: ModelFn,
-    loss_fn: LossFn,
-    optimizer_fn: OptimizerFn,
-    *,
-    columns: Sequence[str] | None = None,
-    validation: DataFrame | None = None,
-    num_partitions: int | None = None,
-    batch_size: int = 32,
-    epochs: int = 1,
-    shuffle: bool = True,
-    seed: int = 0,
-) -> JobsResult:
-    """Train a PyTorch model as Spark jobs, without nodes.
-
-    A step is one step of `optimizer_fn`'s optimizer on the driver, with the gradient of the whole
-    mini-batch: that of one process with `batch_size` times the partitions.
-
-    Args:
-        df: numbers, arrays of one shape, ML vectors; each row is used once an epoch.
-        model_fn: makes the model, on the driver and in Spark's Python workers.
-        loss_fn: `loss_fn(model, batch)` returns the mean loss of a batch `{column: tensor}`.
-        optimizer_fn: makes the optimizer for the given parameters.
-        columns: the columns of the batches; all by default.
-        validation: rows whose loss is computed after each epoch, as `val_loss`.
-        num_partitions: the number of partitions, and of tasks in each iteration; by default that of
-            `df`. The tasks need not run at once.
-        batch_size: rows of a mini-batch in each partition, on average.
-        seed: of initial weights, the order of rows and random layers.
-
-    Raises:
-        ConfigError: if an argument is invalid, or over Spark Connect.
-        JobFailedError: if a task failed more often than Spark repeats it; by arrays of different
-            lengths for example, or by nulls.
-    """
-    names = tuple(columns or df.columns)
-    for each in (df,) if validation is None else (df, validation):
-        check_columns(each.columns, names)
-    for name, number in (
-        ("num_partitions", 1 if num_partitions is None else num_partitions),
-        ("batch_size", batch_size),
-        ("epochs", epochs),
-    ):
-        if number < 1:
-            raise ConfigError(f"{name}={number} must be at least 1")
-    learner = partial(TorchLearner, model_fn, loss_fn)
-    with Jobs(df.sparkSession, Plan(num_partitions, batch_size, epochs, shuffle, seed)) as jobs:
-        master = TorchMaster(learner, optimizer_fn, seed)
-        return jobs.train(master, learner, names, df, validation)
 
 
 def check_mode(stage: Any) -> None:
@@ -167,13 +86,13 @@ def fit_keras(
             # As a broadcast: within the task it would travel again in every iteration.
             small = replace(task, recipe=replace(task.recipe, made=b""))
         learner = partial(KerasLearner, small, content)
-        outcome = jobs.train(
-            master := KerasMaster(task), learner, task.columns.names, rows, validation
-        )
-    content = task.recipe.packed(master.model)
-    model = loaded(content, task.recipe.objects)
+        master, start_s = KerasMaster(task), time.monotonic()
+        history = jobs.train(master, learner, task.columns.names, rows, validation)
+        summary = TrainingSummary(history, seconds=time.monotonic() - start_s)
+    packed = task.recipe.packed(master.model)
+    model = loaded(packed, task.recipe.objects)
     signature = with_softmax(Signature(inputs_of(model), outputs_of(model)), model)
-    return content, signature, TrainingSummary(outcome.history, seconds=outcome.seconds)
+    return packed, signature, summary
 
 
 @dataclass(frozen=True)
@@ -240,30 +159,28 @@ class Jobs:
 
     def train(
         self,
-        master: Master,
-        learner: Callable[[], Learner],
+        master: KerasMaster,
+        learner: Callable[[], KerasLearner],
         columns: tuple[str, ...],
         training: DataFrame,
         validation: DataFrame | None,
-    ) -> JobsResult:
-        start_s = time.monotonic()
+    ) -> dict[str, list[float]]:
+        """Return the history; the trained model is `master`'s."""
         stored = self._store(training, "training", columns)
         held = None if validation is None else self._store(validation, "validation", columns)
         master.begin(read_sample(stored.sample, columns))
         rows = stored.parts.rows
         steps = num_steps(rows, self._plan.batch_size * len(rows))
         history: dict[str, list[float]] = {}
-        iterations = 0
         for epoch in range(self._plan.epochs):
-            epoch_start_s = time.monotonic()
-            master.epoch_begins(epoch)
+            start_s = time.monotonic()
+            master.callbacks.on_epoch_begin(epoch)
             metrics = Sum(0)
             for step in range(steps):
                 what = f"training, epoch {epoch}, step {step} of {steps}"
                 found = self._iterate(what, master, learner, stored, epoch, step, steps)
                 master.apply(found.averages())
                 metrics += Sum(0, metrics=found.metrics)
-            iterations += steps
             logs = master.metrics(metrics.metrics)
             if held is not None:
                 what = f"validation, epoch {epoch}"
@@ -271,15 +188,15 @@ class Jobs:
                 logs |= {f"val_{n}": value for n, value in master.metrics(found.metrics).items()}
             for name, value in logs.items():
                 history.setdefault(name, []).append(value)
-            seconds = time.monotonic() - epoch_start_s
+            seconds = time.monotonic() - start_s
             shown = ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
             _log.info("Epoch %d: %d iterations in %.1f s, %s", epoch, steps, seconds, shown)
-            if master.epoch_ended(epoch, logs):
+            master.callbacks.on_epoch_end(epoch, dict(logs))
+            if master.model.stop_training:
                 break
-        master.end()
+        master.callbacks.on_train_end()
         warn_of_no_numbers(history.get("loss", ()))
-        seconds = time.monotonic() - start_s
-        return JobsResult(master.model, history, sum(rows), iterations, seconds)
+        return history
 
     def _store(self, data: DataFrame, role: str, columns: tuple[str, ...]) -> _Stored:
         for name in columns:
@@ -296,7 +213,7 @@ class Jobs:
         store = Store(self._name, role, columns)
         with self._named(f"keep {role} rows"):
             again = data.mapInArrow(store, STORED_SCHEMA).rdd
-            if wanted is not None and again.getNumPartitions() != wanted:
+            if again.getNumPartitions() != wanted:
                 # A shuffle of the DataFrame is a job of its own.
                 again = spread(data, wanted).mapInArrow(store, STORED_SCHEMA).rdd
             # A step of its own: `again` stays unpersisted, or its tasks would not bring rows along.
@@ -304,20 +221,16 @@ class Jobs:
             kept.persist(StorageLevel.MEMORY_AND_DISK)
             records = sorted(kept.collect(), key=lambda record: record.part)
         self._kept.append(kept)
-        samples = [bytes(record.sample) for record in records if record.rows]
-        if not samples:
-            raise ConfigError(
-                f"the DataFrame has no {role} rows: give one with rows, or remove its filters"
-            )
+        sample = next(bytes(record.sample) for record in records if record.rows)
         rows = tuple(record.rows for record in records)
         parts = Parts(role, columns, rows, tuple(record.digest for record in records))
-        return _Stored(kept, again, parts, samples[0])
+        return _Stored(kept, again, parts, sample)
 
     def _iterate(
         self,
         what: str,
-        master: Master,
-        learner: Callable[[], Learner],
+        master: KerasMaster,
+        learner: Callable[[], KerasLearner],
         stored: _Stored,
         epoch: int,
         step: int | None,

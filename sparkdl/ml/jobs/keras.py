@@ -19,7 +19,6 @@ from sparkdl.ml.estimators.keras_train import (
     callbacks_of,
     own_callbacks,
 )
-from sparkdl.ml.jobs.work import Master
 from sparkdl.ml.scoring.share import task_share
 from sparkdl.ml.scoring.tensorflow import prepare_worker
 from sparkdl.values.ndarrays import Array
@@ -59,6 +58,7 @@ class KerasLearner:
     def learn(
         self, batch: dict[str, Array], seed: int
     ) -> tuple[Sequence[Array], tuple[Array, ...]]:
+        """Return the gradients with the weights that are not trained, and the metrics' states."""
         for place, variable in enumerate(self._seeds):
             # Half the range, so that the numbers fit into signed types, too.
             state = np.random.SeedSequence([seed, place]).generate_state(2) >> 1
@@ -121,7 +121,7 @@ def _keeper(name: str) -> Any:
     return Keeper(learning_rate=0.0, name=name)
 
 
-class KerasMaster(Master):
+class KerasMaster:
     """The driver's model: the weights, and the optimizer with all that it remembers."""
 
     def __init__(self, task: KerasTask) -> None:
@@ -133,7 +133,7 @@ class KerasMaster(Master):
             keras.utils.set_random_seed(task.seed)
         self.task, self.model = task, task.recipe.model()
         _check(self.model)
-        self._list = keras.callbacks.CallbackList(
+        self.callbacks = keras.callbacks.CallbackList(
             [*callbacks_of(task, is_chief=True), *own_callbacks(task)],
             add_history=True,
             model=self.model,
@@ -141,15 +141,18 @@ class KerasMaster(Master):
         )
 
     def begin(self, sample: dict[str, Array]) -> None:
+        """Build all, from one row `[1, …]`."""
         # A batch through the model builds layers, loss and metrics without a training step.
         self.model.test_on_batch(*batch_of(self.task, self.model, sample))
         self.model.optimizer.build(self.model.trainable_variables)
-        self._list.on_train_begin()
+        self.callbacks.on_train_begin()
 
     def state(self) -> list[Array]:
+        """Return what `KerasLearner.load` takes over."""
         return list(as_arrays(self.model.weights))
 
     def apply(self, learned: Sequence[Array]) -> None:
+        """Take one step by the average of what workers have learned."""
         import keras
 
         trained = self.model.trainable_variables
@@ -159,19 +162,10 @@ class KerasMaster(Master):
         assign(self.model.non_trainable_weights, learned[len(trained) :])
 
     def metrics(self, states: Sequence[Array]) -> dict[str, float]:
+        """Return values from the sums of the metrics' states."""
         self.model.reset_metrics()
         assign(self.model.metrics_variables, states)
         return {name: float(value) for name, value in self.model.get_metrics_result().items()}
-
-    def epoch_begins(self, epoch: int) -> None:
-        self._list.on_epoch_begin(epoch)
-
-    def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
-        self._list.on_epoch_end(epoch, dict(logs))
-        return bool(self.model.stop_training)
-
-    def end(self) -> None:
-        self._list.on_train_end()
 
 
 def _check(model: Any) -> None:

@@ -12,12 +12,12 @@ import gc
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,8 @@ from sparkdl.values.ndarrays import Array
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
+
+    from sparkdl.ml.jobs.keras import KerasLearner
 
 _DIRECT = 4
 """Up to so many partitions are added by the driver itself: a shuffle would cost more."""
@@ -240,53 +242,11 @@ def added(pairs: Iterable[tuple[int, Sum]]) -> Iterator[tuple[int, Sum]]:
         yield found[0][0], total(each for _, each in found)
 
 
-class Learner(Protocol):
-    """A model in a worker process."""
-
-    def load(self, state: Sequence[Array]) -> None:
-        """Take over what the driver's `Master.state` has returned."""
-
-    def learn(
-        self, batch: dict[str, Array], seed: int
-    ) -> tuple[Sequence[Array], tuple[Array, ...]]:
-        """Return the gradients with the weights that are not trained, and the metrics' states."""
-
-    def evaluate(self, batch: dict[str, Array]) -> tuple[Array, ...]:
-        """Return the states of the metrics."""
-
-
-class Master(Protocol):
-    """The driver's model and optimizer."""
-
-    model: Any
-
-    def begin(self, sample: dict[str, Array]) -> None:
-        """Build all, from one row `[1, …]`."""
-
-    def state(self) -> list[Array]: ...
-
-    def apply(self, learned: Sequence[Array]) -> None:
-        """Take one step by the average of what workers have learned."""
-
-    def metrics(self, states: Sequence[Array]) -> dict[str, float]:
-        """Return values from the sums of the metrics' states."""
-
-    def epoch_begins(self, epoch: int) -> None:
-        return
-
-    def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
-        """Return whether the epoch that has ended is the last."""
-        return False
-
-    def end(self) -> None:
-        return
-
-
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a training as jobs; without `partitions` the rows keep theirs."""
+    """The settings of a training as jobs."""
 
-    partitions: int | None
+    partitions: int
     batch_size: int
     epochs: int
     shuffle: bool
@@ -329,7 +289,7 @@ class Work:
     job: str
     plan: Plan
     parts: Parts
-    learner: Callable[[], Learner]
+    learner: Callable[[], KerasLearner]
     state: Broadcast[Sequence[Array]] = field(repr=False)
     epoch: int
     step: int | None
@@ -376,7 +336,7 @@ class Work:
         batches = (rows.batch(self.parts.columns, step, steps, None) for step in range(steps))
         return total(Sum(number, metrics=model.evaluate(batch)) for batch in batches)
 
-    def _model(self) -> Learner:
+    def _model(self) -> KerasLearner:
         """Return this process's model, with the weights of now; the oldest one is let go."""
         global _has_settled
         if self.job not in _learners:
@@ -408,7 +368,7 @@ class Forget:
         yield from ()
 
 
-_learners: dict[str, Learner] = {}
+_learners: dict[str, KerasLearner] = {}
 """By job, retained for the next task: Spark gives its Python workers no other place."""
 _has_settled = False
 _rows = lru_cache(maxsize=16)(Rows)
