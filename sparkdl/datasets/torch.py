@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.context import assert_spawning
+from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,10 +18,9 @@ from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingErro
 from sparkdl.core.patch import Function, Patch
 from sparkdl.datasets.mesh import equal_share, same_rows
 from sparkdl.datasets.tensorflow import readers_of
-from sparkdl.datasets.torch_workers import BatchServer, Columns, Hello, Tensors, batches_from
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.values.columns import is_text
+from sparkdl.values.columns import Columns, is_text
 from sparkdl.values.tensors import as_numbers, check_shared, no_tensor
 
 if TYPE_CHECKING:
@@ -45,17 +43,17 @@ def torch_dataset(
     which gets a batch. A dataset and its loader have no `len()`: the length of an epoch is known
     only at its end.
 
-    With `num_workers`, each batch goes to the worker that asks next, and the loader orders the
-    batches. Iterate one loader at a time: a loader that begins takes the feed over, and ends the
-    epoch of the others. When a loop is left early, batches read ahead by workers go back with the
-    rest of the epoch, unless they were the epoch's last. Workers of the start method "fork" keep
-    the feed's memory of that moment as long as they live; `multiprocessing_context="forkserver"`
-    does not.
+    With `num_workers`, the loader reads the batches in the node's process, and gives them to its
+    workers by turns. Iterate one loader at a time: a loader that begins takes the feed over, and
+    ends the epoch of the others. When a loop is left early, batches read ahead for workers go back
+    with the rest of the epoch, unless they were the epoch's last. Workers of the start method
+    "fork" keep the feed's memory of that moment as long as they live;
+    `multiprocessing_context="forkserver"` does not.
 
     Args:
         x: column of the features, or several columns for a dict of features.
         y: column or columns of the labels.
-        shared: with whom this node shares its rows. Such a dataset is read without workers.
+        shared: with whom this node shares its rows. All their loaders have as many workers.
         is_resumed: whether the feed begins behind the rows that a checkpoint covers. Loaders that
             resume then skip none: torchdata's `StatefulDataLoader`, Accelerate's
             `skip_first_batches`.
@@ -70,12 +68,12 @@ def torch_dataset(
             nulls, or arrays of different lengths that `pad` does not fill.
     """
     let_accelerate_keep_batches()
-    if not _SEE_ENDS.objection():  # a checkpoint at an epoch's end asks for batches= otherwise
-        _SEE_ENDS.apply()
+    for patch in _LOADING:
+        if not patch.objection():  # workers are refused otherwise, a checkpoint asks for batches=
+            patch.apply()
     if shared is not None:
         check_shared(batches.pad)
-    server = BatchServer(batches, tensors_of)
-    made: Any = _make(server.inherited, x, y, batches, server, shared)
+    made: Any = _make(x, y, batches, shared)
     made._sparkdl_is_resumed = is_resumed
     return cast("IterableDataset[Any]", made)
 
@@ -87,11 +85,12 @@ _ACCELERATE = Patch(
 )
 
 
-_SEE_ENDS = Patch(
-    "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._next_data",
-    ("self",),
-    lambda stock, loading: _next(stock, loading),
-)
+def _begin(stock: Function, loading: Any, loader: Any) -> None:
+    """Give batches to workers in the place of indices; those of a dataset by index take them."""
+    stock(loading, loader)
+    if isinstance(loading._dataset, _FeedDataset) and loading._num_workers:
+        kinds: Any = import_module("torch.utils.data.dataloader")._DatasetKind
+        loading._dataset_kind, loading._index_sampler = kinds.Map, _Ahead(loading._dataset)
 
 
 def _next(stock: Function, loading: Any) -> Any:
@@ -103,6 +102,18 @@ def _next(stock: Function, loading: Any) -> Any:
             for reader in readers_of(dataset):
                 reader.reach_end()
         raise
+
+
+_ITERATOR = "torch.utils.data.dataloader:{}DataLoaderIter."
+_LOADING = (
+    Patch(
+        _ITERATOR.format("_Base") + "__init__",
+        ("self", "loader"),
+        _begin,
+        ("_dataset_kind", "_index_sampler"),
+    ),
+    Patch(_ITERATOR.format("_MultiProcessing") + "_next_data", ("self",), _next),
+)
 
 
 def let_accelerate_keep_batches() -> None:
@@ -203,8 +214,8 @@ def called_by_accelerate() -> bool:
     return frame is not None
 
 
-Plain = dict[str, np.ndarray | list[Any]]
-"""Columns by name: arrays of numbers `[rows, …]`, or lists of other values."""
+Plain = dict[str, Any]
+"""Columns by name: arrays or tensors of numbers `[rows, …]`, or lists of other values."""
 
 
 def plain(columns: Columns) -> Plain:
@@ -220,14 +231,12 @@ def plain(columns: Columns) -> Plain:
 class _FeedDataset:
     """All of the dataset but its base class, for torch is imported late."""
 
-    _inherited: socket.socket
     _x: Names | None
     _y: Names | None
     _batches: EpochBatches | None = None
-    _server: BatchServer | None = None
+    """`None` in a worker that does not come from a fork."""
     _shared: SharedRows | None = None
     _pid: int = field(default_factory=os.getpid, init=False)
-    _iterations: int = field(default=0, init=False)
     is_read_ahead: bool = field(default=False, init=False)
     """The loop over it is a batch ahead of the training, so the rows used so far are unknown."""
     _sparkdl_is_resumed: bool = field(default=False, init=False)
@@ -262,25 +271,29 @@ class _FeedDataset:
             )
 
     def __iter__(self) -> Iterator[Any]:
-        from torch.utils.data import get_worker_info
+        return map(self.__getitem__, self.tensors(self.is_read_ahead))
 
-        worker = get_worker_info()
-        if worker is not None and self._shared is not None:
-            raise ConfigError(
-                "with mesh=... the nodes exchange their rows, which workers of a DataLoader "
-                "cannot: use num_workers=0, and transform the batches in the training loop"
-            )
-        if worker is not None:
-            # PyTorch's seed of a worker is its loader's plus its id: the difference names the
-            # loader.
-            loader = worker.seed - worker.id
-            hello = Hello(loader, worker.num_workers, worker.id, self._iterations)
-            self._iterations += 1
-            return self._elements(batches_from(self._inherited, hello))
+    def __getitem__(self, tensors: Plain) -> Any:
+        """Return the element that a batch is; in a worker, if there is one."""
+        if not self.gives_rows:
+            return arrange(tensors, self._x, self._y)
+        columns = [
+            [torch_from(name, np.array(v)) if isinstance(v, np.ndarray) else v for v in column]
+            for name, column in tensors.items()
+        ]
+        return [dict(zip(tensors, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def tensors(self, is_ahead: bool) -> Iterator[Plain]:
+        """Begin an epoch; its batches are tensors by column, and lists of other values.
+
+        Args:
+            is_ahead: how many of the batches the training has used is unknown.
+        """
         if self._batches is None or os.getpid() != self._pid:
             raise ConfigError(
-                "the feed can be read in the node's process and in the workers of a DataLoader, "
-                "and this is neither. Use DataLoader(dataset, batch_size=None, num_workers=…)"
+                "the feed can be read in the node's process alone, and this is another. Workers "
+                "are those of DataLoader(dataset, batch_size=None, num_workers=…) with this very "
+                "dataset, and not with one made of it"
             )
         if not self.is_read_ahead and called_by_accelerate():
             raise ConfigError(
@@ -288,33 +301,29 @@ class _FeedDataset:
                 "already: import accelerate before the call of ctx.torch_dataset, for it to see"
             )
         prepare = with_ragged if self.gives_rows else plain
-        own = (_own(prepare(columns)) for columns in self._read(self._batches))
-        return self._elements(
-            {name: _tensor(name, part) for name, part in columns.items()}
-            for columns in (map(self._shared.exchange, own) if self._shared else own)
-        )
+        own = (_own(prepare(columns)) for columns in self._read(self._batches, is_ahead))
+        return map(_as_tensors, map(self._shared.exchange, own) if self._shared else own)
 
-    def _read(self, batches: EpochBatches) -> Iterator[Columns]:
+    def _read(self, batches: EpochBatches, is_ahead: bool) -> Iterator[Columns]:
         for columns in batches:
-            if self.is_read_ahead:
+            if is_ahead:
                 batches.reader.read_ahead(None)
             yield columns
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A worker that is being started inherits the socket; no other pickle can carry it.
-        assert_spawning(self)
-        if self._shared is not None:
-            raise ConfigError("with mesh=... a DataLoader must have num_workers=0")
         state = {"gives_rows": self.gives_rows, "_sparkdl_is_resumed": self._sparkdl_is_resumed}
-        return _make, (self._inherited, self._x, self._y), state
+        return _make, (self._x, self._y), state
 
-    def _elements(self, batches: Iterator[Tensors]) -> Iterator[Any]:
-        for tensors in batches:
-            if self.gives_rows:
-                rows = zip(*tensors.values(), strict=True)
-                yield [dict(zip(tensors, row, strict=True)) for row in rows]
-            else:
-                yield arrange(tensors, self._x, self._y)
+
+class _Ahead:
+    """The batches of a dataset for a loader's workers; torchdata asks for its state."""
+
+    def __init__(self, dataset: _FeedDataset) -> None:
+        self._dataset = dataset
+        self.state_dict, self.load_state_dict = dataset.state_dict, dataset.load_state_dict
+
+    def __iter__(self) -> Iterator[Plain]:
+        return self._dataset.tensors(is_ahead=True)
 
 
 def _make(*parts: Any) -> IterableDataset[Any]:
@@ -359,20 +368,25 @@ def _own(columns: Plain) -> Plain:
     }
 
 
-def tensors_of(columns: Columns) -> dict[str, Any]:
+def tensors_of(columns: Columns) -> Plain:
     """Return columns as tensors of their own memory, and strings as lists.
 
     Raises:
         FeedTypeError: if a column is neither numbers nor strings.
     """
-    return {name: _tensor(name, part) for name, part in _own(plain(columns)).items()}
+    return _as_tensors(_own(plain(columns)))
 
 
-def _tensor(name: str, column: np.ndarray | list[Any]) -> Any:
+def _as_tensors(columns: Plain) -> Plain:
+    return {
+        name: column if isinstance(column, list) else torch_from(name, column)
+        for name, column in columns.items()
+    }
+
+
+def torch_from(name: str, column: np.ndarray) -> Any:
     import torch
 
-    if isinstance(column, list):
-        return [_tensor(name, np.array(v)) if isinstance(v, np.ndarray) else v for v in column]
     try:
         return torch.from_numpy(column)
     except TypeError as error:
