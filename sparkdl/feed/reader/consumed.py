@@ -27,7 +27,6 @@ Origin = int | Array | None
 """Positions of rows: of the first, or int64 `[rows]`; `None` where rows are not tracked."""
 Part = tuple[int, int] | Array
 """Rows in one half-open range of positions, or int64 `[rows]`, the position of each."""
-Turn = tuple[int, ...]
 
 MAX_BATCHES = 1 << 16
 MAX_POSITIONS = 1 << 22
@@ -50,14 +49,8 @@ def positions_of(origin: Origin, rows: int) -> Array:
     return np.arange(origin, origin + rows) if isinstance(origin, int) else origin
 
 
-@dataclass
-class _Batch:
-    parts: list[Part]
-    turn: Turn
-
-    @property
-    def num_positions(self) -> int:
-        return sum(len(part) for part in self.parts if not isinstance(part, tuple))
+def _num_positions(batch: list[Part]) -> int:
+    return sum(len(part) for part in batch if not isinstance(part, tuple))
 
 
 @dataclass
@@ -72,17 +65,14 @@ class ConsumedRows:
         count: how many batches.
         ahead: how many of them the training has not been given yet; `None` if unknown, until the
             training has reached the end of a pass.
-        turn: the next batch's place in the order of delivery, if that differs from the order of
-            `add`. Batches are delivered by ascending turn.
     """
 
     feed: str = ""
     is_wanted: bool = False
     count: int = 0
     ahead: int | None = 0
-    turn: Turn = ()
     _floor: int = 0
-    _latest: deque[_Batch] = field(default_factory=deque)
+    _latest: deque[list[Part]] = field(default_factory=deque)
     """The latest batches; those before them are folded into ranges of positions."""
     _held_positions: int = 0
     _below_floor: Array = field(default_factory=lambda: _NO_RANGES)
@@ -103,16 +93,9 @@ class ConsumedRows:
     def add(self, parts: list[Part]) -> None:
         if not self.is_wanted:
             return
-        turn, self.turn = self.turn, ()
-        batch = _Batch(parts, turn)
-        at = len(self._latest)
-        # Workers ask in any order. The batches come out by turn, and a position counts those that
-        # came out.
-        while turn and at and self._latest[at - 1].turn > turn:
-            at -= 1
-        self._latest.insert(at, batch)
+        self._latest.append(parts)
         self.count += 1
-        self._held_positions += batch.num_positions
+        self._held_positions += _num_positions(parts)
         # At twice the limits, so that a fold, which merges all ranges, comes once in many
         # batches.
         if len(self._latest) > 2 * MAX_BATCHES or self._held_positions > 2 * MAX_POSITIONS:
@@ -121,10 +104,8 @@ class ConsumedRows:
     def drop(self, parts: list[Part]) -> None:
         """Count rows that are left out on purpose with the batch before them."""
         if self._latest:
-            last = self._latest[-1]
-            self._held_positions -= last.num_positions
-            last.parts = [*last.parts, *parts]
-            self._held_positions += last.num_positions
+            self._latest[-1] = [*self._latest[-1], *parts]
+            self._held_positions += _num_positions(parts)
         else:
             self._below_floor = _merged([self._below_floor, _ranges(parts)])
 
@@ -136,11 +117,10 @@ class ConsumedRows:
             self._since_floor = _NO_RANGES
 
     def rewind(self) -> None:
-        self.turn = ()
         if self.ahead is not None:
             self.ahead = 0
         while self.count > self._floor and self._latest:
-            self._held_positions -= self._latest.pop().num_positions
+            self._held_positions -= _num_positions(self._latest.pop())
             self.count -= 1
         self.count = self._floor
         self._since_floor = _NO_RANGES
@@ -185,7 +165,7 @@ class ConsumedRows:
                 f"batches={batches}: {self.count} batches of feed {self.feed!r} have been handed "
                 f"out, and what the first {folded} to {self.count} held is known; {why}"
             )
-        parts = [part for i in range(batches - folded) for part in self._latest[i].parts]
+        parts = [part for i in range(batches - folded) for part in self._latest[i]]
         found = _merged([self._below_floor, self._since_floor, _ranges(parts)])
         return self._by_segment(found)
 
@@ -208,10 +188,10 @@ class ConsumedRows:
             self._held_positions > positions and len(self._latest) > _MIN_BATCHES
         ):
             batch = self._latest.popleft()
-            self._held_positions -= batch.num_positions
+            self._held_positions -= _num_positions(batch)
             # An abandoned iteration gives back the batches above the floor, so they are folded
             # apart.
-            (below if number < self._floor else since).extend(batch.parts)
+            (below if number < self._floor else since).extend(batch)
             number += 1
         self._below_floor = _merged([self._below_floor, _ranges(below)])
         self._since_floor = _merged([self._since_floor, _ranges(since)])

@@ -36,7 +36,7 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member
-from sparkdl.feed.reader.consumed import Part, Turn
+from sparkdl.feed.reader.consumed import Part
 from sparkdl.feed.reader.cursor import Item, ReaderCursor, release_all
 
 _log = logging.getLogger(__name__)
@@ -461,17 +461,15 @@ class FeedReader:
             self._report()
             return True
 
-    def read_ahead(self, batches: int | None, turn: Turn = ()) -> None:
+    def read_ahead(self, batches: int | None) -> None:
         """Set how many of the batches that are handed out the training has not been given yet.
 
         Args:
             batches: `None` if unknown from now on, until `reach_end`.
-            turn: where in its order the next batch comes out, see `ConsumedRows.add`.
         """
         with self._changed:
             consumed = self._cursor.consumed
             consumed.ahead = None if consumed.ahead is None else batches
-            consumed.turn = turn
 
     def reach_end(self) -> None:
         """Note that the training was given the last batch of an epoch, whatever reads ahead.

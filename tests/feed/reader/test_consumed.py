@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -351,19 +350,6 @@ def test_jax_batches_count_what_they_have_put_out() -> None:
         for number, _ in enumerate(JaxBatches(EpochBatches(it.reader, 2), prefetch=2), 1):
             assert it.position(None) == [(0, row) for row in range(number * 2)]
         assert len(it.position(None)) == 10
-
-
-def test_batches_count_in_the_order_in_which_a_loader_puts_them_out() -> None:
-    with Numbered() as it:
-        it.rows(12)
-        reading = iter(EpochBatches(it.reader, 2))
-        order = [(0, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (0, 2, 0)]
-        for turn in order:
-            it.reader.read_ahead(None, turn)
-            next(reading)
-        found = [it.position(n) for n in range(6)]
-        came = [sorted(set(more) - set(less)) for less, more in pairwise(found)]
-        assert came == [[(0, 2 * i), (0, 2 * i + 1)] for i in (0, 2, 1, 3, 4)]
 
 
 def test_position_of_a_feed_that_nobody_notes_is_an_error() -> None:
