@@ -50,12 +50,21 @@ def read_tfrecords(
         storage_options: arguments of the storage's class in `pyarrow.fs`.
 
     Raises:
-        ConfigError: for an unknown type, or a missing path.
+        ConfigError: for an unknown type, a schema that Spark cannot read, or a missing path.
     """
     paths = [path] if isinstance(path, str) else list(path)
     if schema is None:
         schema = infer_schema(spark, paths, storage_options)
-    kind: Any = parsed_type(schema) if isinstance(schema, str) else schema
+    kind: Any = schema
+    if isinstance(schema, str):
+        try:
+            kind = parsed_type(schema)
+        except Exception:  # noqa: BLE001 (Spark's parser raises several, Connect others)
+            kind = None
+    if not isinstance(kind, StructType):
+        raise ConfigError(
+            f"schema={schema!r} is no schema of Spark. Write it like 'id bigint, x array<float>'"
+        )
     arrow = arrow_schema(kind)
     columns_of(arrow)  # whose types are checked here, before anything is read
     storage, files = find(paths, storage_options or {})

@@ -48,6 +48,9 @@ def test_a_folder_without_records_needs_a_schema(spark_local: SparkSession, tmp_
     write_tfrecords(spark_local.range(0), str(tmp_path))
     assert files(tmp_path) == ["_SUCCESS"]
     assert read_tfrecords(spark_local, str(tmp_path), "id bigint").collect() == []
+    for schema in ("bad", "bigint", "id bad"):
+        with pytest.raises(ConfigError, match=f"'{schema}' is no schema of Spark.*Write it like"):
+            read_tfrecords(spark_local, str(tmp_path), schema)
     with pytest.raises(ConfigError, match="no record with a feature"):
         infer_schema(spark_local, str(tmp_path))
 

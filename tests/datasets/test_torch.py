@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import copy
+import os
 import re
 import signal
 import sys
