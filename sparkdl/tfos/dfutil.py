@@ -9,9 +9,7 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/dfutil.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.core.files import absolute_url
-from sparkdl.data.examples import arrow_schema, columns_of, encode, example_class
+from sparkdl.data.examples import example_class
 from sparkdl.data.files import read_tfrecords, write_tfrecords
 from sparkdl.data.infer import Rules, infer_by
 from sparkdl.driver.executors.sessions import default_fs, session_of
@@ -39,15 +37,12 @@ __all__ = [
     "loadTFRecords",
     "loadedDF",
     "saveAsTFRecords",
-    "toTFExample",
 ]
 
 loadedDF: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # noqa: N816
 """The DataFrames that `loadTFRecords` returned, and the folder of each."""
 
-_BATCH_ROWS = 1000
 _KINDS = {"int64_list": spark.LongType(), "float_list": spark.DoubleType()}
-_TYPE_NAMES = {"long": spark.LongType()}  # which TensorFlowOnSpark takes beside bigint
 
 
 def saveAsTFRecords(df: DataFrame, output_dir: str) -> None:
@@ -97,40 +92,6 @@ def loadTFRecords(
 def isLoadedDF(df: DataFrame) -> bool:
     """Return whether `loadTFRecords` returned this very DataFrame."""
     return df in loadedDF
-
-
-def toTFExample(dtypes: Sequence[tuple[str, str]]) -> Callable[[Iterable[Row]], Iterator[Any]]:
-    """Return a function for `rdd.mapPartitions`: rows to pairs of a serialised Example and None.
-
-    Args:
-        dtypes: of the DataFrame, as `df.dtypes` gives them.
-
-    Raises:
-        ConfigError: for a type that an Example cannot hold.
-    """
-    fields = [spark.StructField(name, _parsed(kind)) for name, kind in dtypes]
-    schema = arrow_schema(StructType(fields))
-    # An error for a type without a place comes here then, and not in the tasks.
-    columns_of(schema)
-    return _ToExample(schema)
-
-
-@dataclass(frozen=True)
-class _ToExample:
-    """Serialises rows."""
-
-    schema: pa.Schema
-
-    def __call__(self, rows: Iterable[Row]) -> Iterator[tuple[bytearray, None]]:
-        columns, rest = columns_of(self.schema), iter(rows)
-        while some := list(islice(rest, _BATCH_ROWS)):
-            arrays = [
-                pa.array([row[field.name] for row in some], field.type) for field in self.schema
-            ]
-            batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-            for record in encode(batch, columns):
-                # Hadoop's output format takes pairs, and writes the keys.
-                yield bytearray(record), None
 
 
 def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> StructType:
@@ -201,19 +162,6 @@ def _parse(example: Any) -> Any:
         return example_class().FromString(bytes(example))
     except DecodeError as error:
         raise ReadError(f"{bytes(example[:20])!r}... is no serialised Example: {error}") from error
-
-
-def _parsed(dtype: str) -> spark.DataType:
-    """Return the type with the `simpleString` `dtype`; needs no JVM."""
-    if dtype.startswith("array<"):
-        return spark.ArrayType(_parsed(dtype[len("array<") : -1]))
-    types = [spark.BooleanType(), spark.ByteType(), spark.ShortType(), spark.IntegerType()]
-    types += [spark.LongType(), spark.FloatType(), spark.DoubleType()]
-    types += [spark.StringType(), spark.BinaryType()]
-    known = {kind.simpleString(): kind for kind in types} | _TYPE_NAMES
-    if dtype not in known:
-        raise ConfigError(f"an Example cannot hold {dtype}; cast it to one of {', '.join(known)}")
-    return known[dtype]
 
 
 def _url(session: SparkSession, path: str) -> str:
