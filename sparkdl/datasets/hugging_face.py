@@ -22,20 +22,12 @@ _log = logging.getLogger(__name__)
 def hf_dataset(batches: EpochBatches, is_resumed: bool = False) -> Any:
     """Return the rows of batches as a `datasets.IterableDataset`; each iteration is one epoch.
 
-    Waits for the first row, to learn the types.
+    Rows are dicts of Python's numbers, strings, bytes and (nested) lists. The features have the
+    columns' types, times as `int64`; arrays of `[rows, …]` are lists of lists.
 
     Args:
         batches: all full, and equally many on each node, of whole epochs.
         is_resumed: whether the feed begins behind the rows that a checkpoint covers.
-
-    Returns:
-        Rows are dicts of Python's numbers, strings, bytes and (nested) lists. The features have
-        the columns' types, times as `int64`; arrays of `[rows, …]` are lists of lists.
-
-    Raises:
-        ConfigError: if the batches may be smaller than others, or of a part of an epoch.
-        FrameworkMissingError: if there is no `datasets`.
-        FeedTypeError: if a column is neither numbers nor times nor strings.
     """
     if batches.steps is not None:
         raise ConfigError(

@@ -104,12 +104,7 @@ class JaxBatches:
         next(steps, None)
 
     def _put(self, name: str, column: np.ndarray) -> jax.Array:
-        """Begin to copy a column to its device or devices.
-
-        Raises:
-            ConfigError: if the sharding does not fit.
-            FeedTypeError: if the column has no type of JAX.
-        """
+        """Begin to copy a column to its device or devices."""
         import jax
 
         array = numbers(name, column)
@@ -134,11 +129,7 @@ class GlobalRows:
 
     @classmethod
     def of(cls, sharding: jax.sharding.Sharding) -> GlobalRows:
-        """Find out which rows the devices of each process hold.
-
-        Raises:
-            ConfigError: if the processes do not form groups of equal size with the same rows.
-        """
+        """Find out which rows the devices of each process hold: groups of them hold the same."""
         import jax
 
         parts: dict[int, set[int]] = {}
@@ -167,15 +158,7 @@ class GlobalRows:
         return equal_share(batch_size, self.members)
 
     def assemble(self, name: str, column: np.ndarray, share: int) -> jax.Array:
-        """Return the global array `[rows, …]` with `column` as this process's share.
-
-        Args:
-            name: of the column.
-            share: how many rows each process reads for a batch.
-
-        Raises:
-            ConfigError: if the sharding does not fit, or there are other than `share` rows.
-        """
+        """Return the global array `[rows, …]` with `column` as this process's share of rows."""
         import jax
 
         if self.processes > 1 and len(column) != share:
@@ -197,11 +180,7 @@ class GlobalRows:
         return array if self.members == 1 else jax.jit(_same, out_shardings=self.sharding)(array)
 
     def held(self, name: str, column: np.ndarray, share: int) -> np.ndarray:
-        """Return the rows `[batch_size, …]` that this process holds of the global array.
-
-        Raises:
-            ConfigError: if there are other than `share` rows.
-        """
+        """Return the rows `[batch_size, …]` that this process holds of the global array."""
         if self.members == 1 and len(column) == share:
             return column
         array = self.assemble(name, column, share)
@@ -211,11 +190,7 @@ class GlobalRows:
 
 
 def numbers(name: str, column: np.ndarray) -> np.ndarray:
-    """Return the column in the type that JAX gives it.
-
-    Raises:
-        FeedTypeError: if it has none.
-    """
+    """Return the column in the type that JAX gives it."""
     import jax
 
     array = as_numbers(name, column)
@@ -244,11 +219,7 @@ def _of_rows(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
 
 
 def _spread(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
-    """Return the sharding that splits the rows over all axes, those of the data first.
-
-    Raises:
-        ConfigError: if the sharding has no axes.
-    """
+    """Return the sharding that splits the rows over all axes, those of the data first."""
     from jax.sharding import NamedSharding, PartitionSpec
 
     if not isinstance(sharding, NamedSharding):
@@ -306,11 +277,7 @@ def _adapter() -> Any:
 
 
 def _rows() -> GlobalRows | None:
-    """Return how Keras's distribution shards rows; `None` without one.
-
-    Raises:
-        ConfigError: if Keras has another backend, or several nodes would train without each other.
-    """
+    """Return how Keras's distribution shards rows; `None` without one."""
     import jax
 
     keras = import_module("keras")

@@ -17,15 +17,10 @@ from sparkdl.core.errors import ConfigError
 
 
 def axis_sizes(axes: Mapping[str, int], there: int, what: str) -> dict[str, int]:
-    """Return the length of each axis, with -1 resolved.
+    """Return the length of each axis; -1 is as long as the others leave of those that are `there`.
 
     Args:
-        axes: lengths by name, in order; one may be -1: as long as is left.
-        there: how many devices there are.
         what: they are, for the error: "nodes that train".
-
-    Raises:
-        ConfigError: if the lengths do not fit.
     """
     asked = ", ".join(f"{name}={size}" for name, size in axes.items())
     if not axes:
@@ -54,12 +49,7 @@ def same_rows(ranks: np.ndarray, names: Sequence[str], data_axes: Sequence[str])
     """Return the groups of ranks that hold the same rows: they differ in no axis of the data.
 
     Args:
-        ranks: of the mesh, one dimension an axis.
-        names: of the axes, in order.
-        data_axes: along which the rows differ.
-
-    Raises:
-        ConfigError: if the mesh has no such axis.
+        ranks: of the mesh, one dimension for each of the axes' `names`.
     """
     unknown = [name for name in data_axes if name not in names]
     if unknown:
@@ -76,15 +66,7 @@ def same_rows(ranks: np.ndarray, names: Sequence[str], data_axes: Sequence[str])
 
 
 def equal_share(batch_size: int, members: int) -> int:
-    """Return how many rows each of the nodes that hold the same rows reads for a batch.
-
-    Args:
-        batch_size: how many rows each of them holds.
-        members: how many such nodes there are.
-
-    Raises:
-        ConfigError: if they cannot read equally many.
-    """
+    """Return how many of a batch's rows each of the `members` reads that hold the same rows."""
     if batch_size % members:
         raise ConfigError(
             f"batch_size={batch_size} cannot be divided among the {members} nodes that hold the "

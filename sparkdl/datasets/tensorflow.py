@@ -31,23 +31,10 @@ _SOURCE = "_sparkdl_source"
 def tf_dataset(
     batches: EpochBatches, x: Names | None, y: Names | None, ahead: int = 0
 ) -> tf.data.Dataset:
-    """Return a dataset whose every iteration is one epoch of the feed.
+    """Return a dataset whose every iteration is one epoch of the feed, see `ctx.dataset`.
 
     Args:
-        x: column of the features, or several columns for a dict of features.
-        y: column or columns of the labels.
         ahead: batches that are made ready while others are used.
-
-    Returns:
-        Elements are `(x, y)`; `x` alone without `y`; a dict of all columns without both. With
-        `tail="pad"` the sample weights are a further element at the end, `(x, y, sample_weight)`,
-        unless `x` or `y` names them. Tensors are `[rows, …]` with `rows` up to the batch size,
-        with `tail="pad"` always the batch size.
-
-    Raises:
-        ConfigError: if the epoch has no row for this node; a row's types are needed.
-        EndOfFeedError: if the feed has ended and no row is left.
-        FeedTypeError: if a column cannot be a tensor.
     """
     import tensorflow as tf
 
@@ -158,11 +145,7 @@ def specs_of(batches: EpochBatches, sample: Columns) -> dict[str, Any]:
 
 
 def spec_of(name: str, column: Array, rows: int | None) -> Any:
-    """Return what a column is as a tensor; `rows` is the fixed size of a batch, if it has one.
-
-    Raises:
-        FeedTypeError: if it cannot be one, as arrays that differ in length.
-    """
+    """Return what a column is as a tensor; `rows` is the fixed size of a batch, if it has one."""
     import tensorflow as tf
 
     column = as_numbers(name, column)

@@ -176,10 +176,6 @@ def _loader_of_rows(dataset: _FeedDataset, loader: Any) -> Any:
 
     Nodes in step take equally many batches, but the last ones may differ in size, so rows of two
     batches must not be mixed.
-
-    Raises:
-        ConfigError: if the loader's batches are of another size than the feed's, or those have
-            something besides rows.
     """
     import torch
 
@@ -219,11 +215,7 @@ Plain = dict[str, Any]
 
 
 def plain(columns: Columns) -> Plain:
-    """Return columns as what a batch is made of: arrays of numbers, or lists of strings.
-
-    Raises:
-        FeedTypeError: if a column is neither.
-    """
+    """Return columns as what a batch is made of: arrays of numbers, or lists of strings."""
     return {name: _plain(name, column) for name, column in columns.items()}
 
 
@@ -258,11 +250,7 @@ class _FeedDataset:
         return {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Keep a loader from skipping batches: the feed has left out the used rows.
-
-        Raises:
-            ConfigError: if it has not, because the node resumes from no checkpoint.
-        """
+        """Keep a loader from skipping batches: the feed has left out the used rows."""
         if not self._sparkdl_is_resumed:
             raise ConfigError(
                 "the state of a loader says how many batches were used, not which rows: a feed "
@@ -369,11 +357,7 @@ def _own(columns: Plain) -> Plain:
 
 
 def tensors_of(columns: Columns) -> Plain:
-    """Return columns as tensors of their own memory, and strings as lists.
-
-    Raises:
-        FeedTypeError: if a column is neither numbers nor strings.
-    """
+    """Return columns as tensors of their own memory, and strings as lists."""
     return _as_tensors(_own(plain(columns)))
 
 
@@ -408,11 +392,6 @@ class SharedRows:
     """
 
     def __init__(self, mesh: DeviceMesh, data_axes: str | Sequence[str]) -> None:
-        """See the class.
-
-        Raises:
-            ConfigError: if the mesh has no such axes, or is not over all nodes that train.
-        """
         from torch import distributed
 
         names = mesh.mesh_dim_names or ()
@@ -434,11 +413,7 @@ class SharedRows:
         return equal_share(batch_size, self.members)
 
     def in_step(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of `ctx.batches` with `even=True`.
-
-        Raises:
-            ConfigError: if they say otherwise.
-        """
+        """Return the options of `ctx.batches` with `even=True`."""
         if options.get("even") is False:
             raise ConfigError(
                 "even=False: with mesh=... the nodes exchange rows in each step, so all of them "
