@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +27,6 @@ def _strategies_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
 
     original = tf.distribute.Strategy.experimental_distribute_dataset
     monkeypatch.setattr(tf.distribute.Strategy, "experimental_distribute_dataset", original)
-
-
-STORED = Appended.STORED
 
 
 def dataset(it: Arrivals, x: Any = None, y: Any = None, batch_size: int = 4) -> tf.data.Dataset:
@@ -201,18 +197,6 @@ def test_rows_unlike_the_first_ones_are_named(first: Any, later: Any, words: str
         assert str(it.reader.raised) in str(raised.value)
 
 
-def test_dataset_is_not_sharded_and_takes_no_rows_in_advance() -> None:
-    import tensorflow as tf
-
-    with Arrivals() as it:
-        it.batch(labelled(0, 3))
-        options = dataset(it, "x").options()
-        off = tf.data.experimental.AutoShardPolicy.OFF
-        assert options.experimental_distribute.auto_shard_policy == off
-        assert options.experimental_optimization.inject_prefetch is False
-        assert options.autotune.enabled is False  # epochs would wait for it, see `tf_dataset`
-
-
 def model(strategy: Any = None) -> Any:
     """Return a model that adds up the labels it was fed, as the metric "seen"."""
     import tensorflow as tf
@@ -253,22 +237,10 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: 
     with LocalNode() as node:
         log = node.feeds.store.log("input")
         for epoch in range(3):
-            assert (
-                log.append(
-                    labelled(epoch * 10, epoch * 10 + 6),
-                    Deadline.after(SOON_S),
-                    AppendRequest(epoch),
-                )
-                is STORED
-            )
-            assert (
-                log.append(
-                    labelled(epoch * 10 + 6, epoch * 10 + 10),
-                    Deadline.after(SOON_S),
-                    AppendRequest(epoch),
-                )
-                is STORED
-            )
+            for start, stop in ((0, 6), (6, 10)):
+                rows = labelled(epoch * 10 + start, epoch * 10 + stop)
+                stored = log.append(rows, Deadline.after(SOON_S), AppendRequest(epoch))
+                assert stored is Appended.STORED
             node.end_epoch(epoch, {0: 10})
         assert fit(built, node, 2) == [sum(range(10)), sum(range(10, 20))]
         reader = node.reader()
@@ -333,24 +305,6 @@ def test_keras_warns_of_a_feed_that_is_short_of_steps_and_of_no_epochs_end() -> 
             built.evaluate(data, steps=5, verbose=0)
 
 
-def test_fit_follows_a_feed_that_is_larger_than_the_budget() -> None:
-    built = model()
-    with LocalNode(limit_nbytes=3_000) as node:
-        log = node.feeds.store.log("input")
-
-        def feed() -> None:
-            for epoch in range(2):
-                for start in range(0, 200, 10):
-                    batch = labelled(start + epoch, start + epoch + 10)
-                    assert log.append(batch, Deadline.after(SOON_S), AppendRequest(epoch)) is STORED
-                node.end_epoch(epoch, {0: 200})
-
-        feeding = Running(feed)
-        node.wait_sent(lambda sent: bool(sent))  # the budget is full before Keras begins
-        assert fit(built, node, 2) == [sum(range(200)), sum(range(1, 201))]
-        feeding.result()
-
-
 # strategies
 
 
@@ -381,31 +335,28 @@ def distribute(num_workers: int, data: Any) -> list[str]:
     return done
 
 
-@pytest.fixture
-def ours() -> Iterator[Any]:
-    with Arrivals() as it:
-        it.batch(numbers(0, 3))
-        yield dataset(it, "x")
-
-
-def test_strategy_of_several_nodes_keeps_our_batches(ours: Any) -> None:
-    assert distribute(2, ours) == ["kept"]
-    assert distribute(2, ours.map(lambda x: x + 1).prefetch(1)) == ["kept"]
-
-
-def test_strategy_of_several_nodes_cuts_what_was_batched_anew(ours: Any) -> None:
-    assert distribute(2, ours.unbatch().batch(2)) == ["cut"]
-    assert distribute(2, ours.rebatch(2)) == ["cut"]
-    assert distribute(2, ours.unbatch().ragged_batch(2)) == ["cut"]
-
-
-def test_other_datasets_and_strategies_of_one_node_are_left_alone(ours: Any) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "change", "done"),
+    [
+        (2, lambda ours, others: ours, "kept"),
+        (2, lambda ours, others: ours.map(lambda x: x + 1).prefetch(1), "kept"),
+        (2, lambda ours, others: ours.unbatch().batch(2), "cut"),
+        (2, lambda ours, others: ours.rebatch(2), "cut"),
+        (2, lambda ours, others: ours.unbatch().ragged_batch(2), "cut"),
+        (2, lambda ours, others: others, "cut"),
+        (2, lambda ours, others: type(ours).zip((ours, others)), "cut"),
+        (1, lambda ours, others: ours, "cut"),
+    ],
+)
+def test_strategies_of_several_nodes_keep_the_batches_of_a_feed(
+    nodes: int, change: Any, done: str
+) -> None:
     import tensorflow as tf
 
-    others = tf.data.Dataset.range(4).batch(2)
-    assert distribute(2, others) == ["cut"]
-    assert distribute(2, tf.data.Dataset.zip((ours, others))) == ["cut"]
-    assert distribute(1, ours) == ["cut"]
+    with Arrivals() as it:
+        it.batch(numbers(0, 3))
+        others = tf.data.Dataset.range(4).batch(2)
+        assert distribute(nodes, change(dataset(it, "x"), others)) == [done]
 
 
 def test_position_is_what_was_used_of_what_is_made_ready_in_advance() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 
-from sparkdl.control.channel import Local, Reclaim, Results, Terminated
+from sparkdl.control.channel import Local, Results, Terminated
 from sparkdl.core.errors import InferenceError
 from sparkdl.datasets.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
@@ -83,30 +83,6 @@ def test_batches_run_across_partitions_and_epochs() -> None:
         assert it.consumed == (7, 2)
 
 
-def test_list_is_empty_only_at_the_end() -> None:
-    with Arrivals() as it:
-        feed = train(it)
-        rows(it, [1, 2])
-        it.end()
-        assert feed.next_batch(2) == [1, 2]
-        assert not feed.should_stop()  # the end has not been read yet
-        assert feed.next_batch(2) == []
-        assert feed.should_stop()
-
-
-def test_segments_are_released_under_pressure_as_soon_as_their_rows_were_returned() -> None:
-    with Arrivals() as it:
-        feed = train(it)
-        rows(it, [1, 2], [3, 4], [5])
-        it.reader.hear(Reclaim(FEED))
-        feed.next_batch(1)
-        assert it.released == 0
-        feed.next_batch(2)
-        assert it.released == 1
-        feed.next_batch(2)
-        assert it.released == 2
-
-
 def test_second_feed_of_one_name_goes_on_where_the_first_was() -> None:
     with Arrivals() as it:
         rows(it, [1, 2, 3], [4, 5])
@@ -169,14 +145,6 @@ def test_input_mapping_of_a_dataframe_goes_by_name() -> None:
         assert feed.next_batch(1) == {"tensor_a": [1], "tensor_b": [10]}
 
 
-def test_mapped_batch_at_the_end_has_empty_lists() -> None:
-    with Arrivals() as it:
-        feed = train(it, input_mapping=MAPPING)
-        it.end()
-        assert feed.next_batch(2) == {"tensor_a": [], "tensor_b": []}
-        assert feed.should_stop()
-
-
 # inference
 
 
@@ -230,24 +198,6 @@ def test_more_results_than_rows_are_an_error() -> None:
             feed.batch_results([10, 20, 30])
         assert answers.of("0.a") == [10, 20]
         feed.batch_results([])
-
-
-@pytest.mark.parametrize(
-    "results",
-    [
-        [[1], [], [2, 3]],
-        ["", "a", "bbb"],
-        [(1, "x"), (2, "y"), None],
-        [{"label": 1}, 2.5, (b"bytes",)],
-    ],
-)
-def test_results_may_be_anything_of_any_size(results: list[Any]) -> None:
-    with Arrivals() as it:
-        feed, answers = inference(it)
-        partition(it, "0.a", [1, 2, 3])
-        feed.next_batch(3)
-        feed.batch_results(results)
-        assert answers.of("0.a") == results
 
 
 @given(

@@ -184,21 +184,6 @@ def test_times_structs_and_padded_arrays_are_tensors(workers: int) -> None:
     assert (x["ids"].dtype, y.dtype, y.tolist()) == (torch.int32, torch.int64, [1_000_001, 2])
 
 
-def test_strings_of_all_kinds_are_lists() -> None:
-    strings = {
-        "a": pa.array(["ä", ""]),
-        "b": pa.array([b"\x00", b"\xff"]),
-        "f": pa.array([True, False]),
-    }
-    with Arrivals() as it:
-        it.batch(pa.record_batch(strings))
-        it.end_epoch(0)
-        (batch,) = dataset(it)
-        assert batch["a"] == ["ä", ""]
-        assert batch["b"] == [b"\x00", b"\xff"]
-        assert batch["f"].tolist() == [True, False]
-
-
 # epochs
 
 

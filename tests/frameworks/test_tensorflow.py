@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import socket
 import sys
@@ -34,27 +33,20 @@ def test_node_that_is_alone_has_no_tf_config() -> None:
     assert TensorFlow().environment(world, world.members[0], spec) == {}
 
 
-def test_workers_find_each_other() -> None:
-    world = _world(2)
-    assert _config(world, world.member(1)) == {
-        "cluster": {"worker": ["h:0", "h:1"]},
-        "task": {"type": "worker", "index": 1},
-    }
-
-
-def test_chief_and_parameter_server_are_in_the_cluster() -> None:
-    world = _world(3, 1, "chief")
-    assert _config(world, world.member(0)) == {
-        "cluster": {"ps": ["h:0"], "chief": ["h:1"], "worker": ["h:2"]},
-        "task": {"type": "ps", "index": 0},
-    }
-
-
-def test_master_of_tensorflow_1_is_called_chief() -> None:
-    world = _world(2, 0, "master")
-    assert _config(world, world.member(0)) == {
-        "cluster": {"chief": ["h:0"], "worker": ["h:1"]},
-        "task": {"type": "chief", "index": 0},
+@pytest.mark.parametrize(
+    ("plan", "node", "cluster", "task"),
+    [
+        ((2,), 1, {"worker": ["h:0", "h:1"]}, ("worker", 1)),
+        ((3, 1, "chief"), 0, {"ps": ["h:0"], "chief": ["h:1"], "worker": ["h:2"]}, ("ps", 0)),
+        # TensorFlow 1's name for it.
+        ((2, 0, "master"), 0, {"chief": ["h:0"], "worker": ["h:1"]}, ("chief", 0)),
+    ],
+)
+def test_nodes_find_each_other(plan: Any, node: int, cluster: Any, task: tuple[str, int]) -> None:
+    world = _world(*plan)
+    assert _config(world, world.member(node)) == {
+        "cluster": cluster,
+        "task": {"type": task[0], "index": task[1]},
     }
 
 
@@ -118,20 +110,6 @@ def test_generated_code_lies_where_the_agent_deletes_it(
     TensorFlow().before_map_fun(world, world.members[0])
     module, path = loader.load_source("x = 7", delete_on_exit=False)
     assert (module.x, Path(path).parent) == (7, tmp_path)
-
-
-def test_parameter_servers_do_not_need_keras(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported: list[str] = []
-    real_import = builtins.__import__
-
-    def spy(name: str, *args: Any, **kwargs: Any) -> Any:
-        imported.append(name)
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", spy)
-    world = _world(3, 1)
-    TensorFlow().before_map_fun(world, world.member(0))
-    assert "sparkdl.frameworks.keras" not in imported
 
 
 @pytest.mark.parametrize(

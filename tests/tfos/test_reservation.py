@@ -61,15 +61,6 @@ def test_clients_meet_and_learn_of_each_other(server: tuple[Server, Address]) ->
         assert it.await_reservations(timeout=SOON_S) == [node(0), node(1)]
 
 
-def test_stop_is_asked_for_and_the_owner_decides(server: tuple[Server, Address]) -> None:
-    it, address = server
-    with closing(Client(address)) as client:
-        assert not it.done
-        assert client.request_stop() == "OK"
-        assert it.done
-        assert client.get_reservations() == []
-
-
 # waits
 
 

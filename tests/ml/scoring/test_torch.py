@@ -95,13 +95,6 @@ def test_a_model_that_changes_its_input_does_not_change_the_rows() -> None:
     assert x.tolist() == [[-1.0, 1.0]]
 
 
-def test_a_type_that_an_output_has_not_is_refused_with_its_shape() -> None:
-    values = np.zeros((2, 3), np.float32)
-    for kind in (pa.float32(), pa.list_(pa.string()), pa.list_(pa.list_(pa.float32()))):
-        with pytest.raises(InferenceError, match=r"'s' is float32 \['rows', 3\].*setOutputTypes"):
-            OutputColumn("c", "s", kind).column(values)
-
-
 def test_what_cannot_be_used_says_why() -> None:
     import torch
 
