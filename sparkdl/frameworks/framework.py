@@ -131,15 +131,6 @@ _FRAMEWORKS = {
     "tensorflow": "sparkdl.frameworks.tensorflow:TensorFlow",
     "torch": "sparkdl.frameworks.torch:Torch",
 }
-
-
-_RUN_BY = {
-    **dict.fromkeys(("keras", "tf", "tf_keras"), "tensorflow"),
-    **dict.fromkeys(("pytorch", "lightning", "transformers", "horovod"), "torch"),
-    **dict.fromkeys(("flax", "optax"), "jax"),
-    **dict.fromkeys(("none", "python", "sklearn", "scikit-learn", "xgboost"), "plain"),
-}
-"""Other names given by users, and the framework they mean."""
 _UNSET = {
     "torch": re.compile("environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected"),
     "jax": re.compile("coordinator_address should be defined"),
@@ -174,8 +165,7 @@ def framework_named(name: str) -> Framework:
     module, _, cls = _FRAMEWORKS.get(name, name).partition(":")
     if not cls:
         known = ", ".join(sorted(_FRAMEWORKS))
-        meant = _RUN_BY.get(name.lower())
-        near = f"; did you mean {meant!r}?" if meant else did_you_mean(name, _FRAMEWORKS)
+        near = did_you_mean(name, _FRAMEWORKS)
         choose = f"{near} Choose" if near else "; choose"
         raise ConfigError(
             f"framework={name!r} is not known{choose} one of {known}, or name your own "

@@ -24,7 +24,6 @@ LOCAL: dict[str, Any] = {"framework": "plain", "executor": "local"}
     ("options", "text"),
     [
         ({"framework": "theano"}, r"framework='theano' is not known; choose one of .*module:Class"),
-        ({"framework": "keras"}, r"framework='keras' is not known; did you mean 'tensorflow'\?"),
         ({"framework": "tensorflw"}, r"did you mean 'tensorflow'\?"),
         ({"checkpoint_dir": "s4://b/c"}, r"agents cannot read s4://. They read local"),
         ({"checkpoint_dir": ""}, "checkpoint_dir=''"),
