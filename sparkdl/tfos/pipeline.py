@@ -9,10 +9,6 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/pipelin
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
-from typing import Any
-
 from sparkdl.ml.estimators.estimator import TFEstimator
 from sparkdl.ml.namespace import Namespace
 from sparkdl.ml.params import HasParams, TFParams, TFTypeConverters
@@ -42,8 +38,6 @@ __all__ = [
     "TFModel",
     "TFParams",
     "TFTypeConverters",
-    "single_node_env",
-    "yield_batch",
 ]
 
 
@@ -71,34 +65,3 @@ HasTFRecordDir = _mixin("HasTFRecordDir", "tfrecord_dir")
 HasExportDir = _mixin("HasExportDir", "export_dir")
 HasSignatureDefKey = _mixin("HasSignatureDefKey", "signature_def_key")
 HasTagSet = _mixin("HasTagSet", "tag_set")
-
-
-def single_node_env(args: Any) -> None:
-    """Set `sys.argv` from an argv list, or from a namespace that has one.
-
-    The GPUs are the ones that Spark assigned to the task; this function neither searches nor waits.
-    """
-    argv = args if isinstance(args, list) else getattr(args, "argv", None)
-    if argv:
-        sys.argv = list(argv)
-
-
-def yield_batch(
-    iterable: Iterable[Any], batch_size: int, num_tensors: int = 1
-) -> Iterator[list[list[Any]]]:
-    """Yield rows as `num_tensors` lists of up to `batch_size` values each; binary stays binary.
-
-    Ends at a None, as it always has.
-    """
-    tensors: list[list[Any]] = [[] for _ in range(num_tensors)]
-    for item in iterable:
-        if item is None:
-            break
-        for place, values in enumerate(tensors):
-            value = item[place]
-            values.append(bytes(value) if isinstance(value, bytearray) else value)
-        if len(tensors[0]) >= batch_size:
-            yield tensors
-            tensors = [[] for _ in range(num_tensors)]
-    if tensors and tensors[0]:
-        yield tensors

@@ -6,7 +6,6 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/pipelin
 from __future__ import annotations
 
 import argparse
-import sys
 
 import pytest
 from pyspark.ml.param import Params
@@ -35,17 +34,3 @@ def test_own_stages_of_the_mixins_work() -> None:
 
     merged = Own().setNumPS(2).merge_args_params()
     assert vars(merged) == {"own": 1, "batch_size": 5, "num_ps": 2, "driver_ps_nodes": False}
-
-
-def test_batches_are_lists_by_tensor_and_binary_stays_binary() -> None:
-    rows = [(1, bytearray(b"\xff")), (2, b"b"), (3, "c"), None, (4, "d")]
-    assert list(pipeline.yield_batch(rows, 2, 2)) == [[[1, 2], [b"\xff", b"b"]], [[3], ["c"]]]
-    assert list(pipeline.yield_batch([], 2)) == []
-
-
-def test_single_node_env_sets_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["before"])
-    pipeline.single_node_env({"a": 1})
-    assert sys.argv == ["before"]
-    pipeline.single_node_env(pipeline.Namespace(["a", "b"]))
-    assert sys.argv == ["a", "b"]
