@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
-from sparkdl.datasets.torch import called_by_accelerate, let_accelerate_keep_batches, with_ragged
+from sparkdl.datasets.torch import called_by_accelerate, let_accelerate_keep_batches, plain
 from sparkdl.feed.reader.batches import Columns, EpochBatches
 
 _ONE_FOR_ONE = ("SelectColumnsIterable", "FormattedExamplesIterable")
@@ -49,7 +49,7 @@ def hf_dataset(batches: EpochBatches, is_resumed: bool = False) -> Any:
     sample = batches.reader.peek_batch(is_needed=True)
     features = None
     if sample is not None:
-        columns = with_ragged(batches.sample(sample))
+        columns = plain(batches.sample(sample), with_ragged=True)
         schema = pa.schema([(name, _type_of(column)) for name, column in columns.items()])
         features = library.Features.from_arrow_schema(schema)
     kind: Any = type("FeedExamples", (_FeedExamples, iterables._BaseExamplesIterable), {})
@@ -175,9 +175,8 @@ def _no_workers() -> ConfigError:
 
 
 def _rows_of(columns: Columns) -> Iterator[dict[str, Any]]:
-    plain = with_ragged(columns)
-    lists = [_listed(column) for column in plain.values()]
-    return (dict(zip(plain, row, strict=True)) for row in zip(*lists, strict=True))
+    lists = [_listed(column) for column in plain(columns, with_ragged=True).values()]
+    return (dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True))
 
 
 def _listed(column: Any) -> list[Any]:

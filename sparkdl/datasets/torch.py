@@ -214,9 +214,16 @@ Plain = dict[str, Any]
 """Columns by name: arrays or tensors of numbers `[rows, …]`, or lists of other values."""
 
 
-def plain(columns: Columns) -> Plain:
-    """Return columns as what a batch is made of: arrays of numbers, or lists of strings."""
-    return {name: _plain(name, column) for name, column in columns.items()}
+def plain(columns: Columns, with_ragged: bool = False) -> Plain:
+    """Return columns as what a batch is made of: arrays of numbers, or lists of strings.
+
+    Args:
+        with_ragged: arrays of different lengths are lists, for a collator.
+    """
+    return {
+        name: column.tolist() if with_ragged and _is_ragged(column) else _plain(name, column)
+        for name, column in columns.items()
+    }
 
 
 @dataclass(eq=False)
@@ -288,8 +295,8 @@ class _FeedDataset:
                 "Accelerate shares out the rows of this dataset, which are this node's share "
                 "already: import accelerate before the call of ctx.torch_dataset, for it to see"
             )
-        prepare = with_ragged if self.gives_rows else plain
-        own = (_own(prepare(columns)) for columns in self._read(self._batches, is_ahead))
+        read = self._read(self._batches, is_ahead)
+        own = (_own(plain(columns, self.gives_rows)) for columns in read)
         return map(_as_tensors, map(self._shared.exchange, own) if self._shared else own)
 
     def _read(self, batches: EpochBatches, is_ahead: bool) -> Iterator[Columns]:
@@ -332,14 +339,6 @@ def _plain(name: str, column: np.ndarray) -> np.ndarray | list[Any]:
         raise no_tensor(name, column, "PyTorch")
     values: list[Any] = column.tolist()
     return values
-
-
-def with_ragged(columns: Columns) -> Plain:
-    """Return columns as `plain` does; arrays of different lengths are lists, for a collator."""
-    return {
-        name: column.tolist() if _is_ragged(column) else _plain(name, column)
-        for name, column in columns.items()
-    }
 
 
 def _is_ragged(column: np.ndarray) -> bool:
