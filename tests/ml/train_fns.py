@@ -175,9 +175,10 @@ def network(loss: Any = "mse", **options: Any) -> Any:
     """Make a compiled regression of four features."""
     import keras
 
-    layers = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
-    model = keras.Sequential([keras.Input((4,)), *layers])
-    model.compile(keras.optimizers.AdamW(0.02, weight_decay=0.01), loss, **options)
+    hidden = keras.layers.Dense(8, activation="tanh", kernel_regularizer="l2")
+    model = keras.Sequential([keras.Input((4,)), hidden, keras.layers.Dense(1)])
+    optimizer = keras.optimizers.AdamW(0.02, weight_decay=0.01, clipnorm=0.5)
+    model.compile(optimizer, loss, metrics=["mae"], **options)
     return model
 
 

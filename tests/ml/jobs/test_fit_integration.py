@@ -26,6 +26,7 @@ STEPS = num_steps(SIZES, BATCH * len(SIZES))
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(sum(SIZES), 4)).astype(np.float32)
 Y = np.sin(X @ np.arange(4, dtype=np.float32)) + X[:, 0]
+W = RNG.uniform(0.5, 2.0, len(X)).astype(np.float32)
 
 
 def data_of(spark: SparkSession) -> DataFrame:
@@ -33,44 +34,55 @@ def data_of(spark: SparkSession) -> DataFrame:
     ends = np.cumsum((0, *SIZES))
     parts = [
         [
-            ([float(v) for v in X[row]], float(Y[row]), marked)
+            ([float(v) for v in X[row]], float(Y[row]), float(W[row]), marked)
             for marked in (False, True)
             for row in range(ends[n], ends[n + 1])
         ]
         for n in range(len(SIZES))
     ]
     rows = spark.sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
-    return spark.createDataFrame(rows, "features array<float>, label float, held boolean")
+    return spark.createDataFrame(
+        rows, "features array<float>, label float, weight float, held boolean"
+    )
 
 
 def fit(data: DataFrame, made: Any = network) -> Any:
     options: Any = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "seed": 5}
     options |= {"validation_indicator_col": "held", "num_workers": len(SIZES)}
+    options["weight_col"] = "weight"
     return KerasEstimator(made, mode="jobs", **options).fit(data)
 
 
-def alone() -> list[Any]:
+def alone() -> tuple[list[Any], dict[str, list[float]]]:
     """Train in this process on the very mini-batches that the partitions make together."""
     import keras
 
     ends = np.cumsum((0, *SIZES))
     keras.utils.set_random_seed(5)
     model = network()
-    for step in [*range(STEPS)] * 2:
-        rows = np.concatenate(
-            [
-                np.arange(ends[n] + step * size // STEPS, ends[n] + (step + 1) * size // STEPS)
-                for n, size in enumerate(SIZES)
-            ]
-        )
-        model.train_on_batch(X[rows], Y[rows])
-    found: list[Any] = model.get_weights()
-    return found
+    history: dict[str, list[float]] = {"loss": [], "mae": []}
+    for _epoch in range(2):
+        logs, sizes = [], []
+        for step in range(STEPS):
+            rows = np.concatenate(
+                [
+                    np.arange(ends[n] + step * size // STEPS, ends[n] + (step + 1) * size // STEPS)
+                    for n, size in enumerate(SIZES)
+                ]
+            )
+            logs.append(model.train_on_batch(X[rows], Y[rows], W[rows], return_dict=True))
+            sizes.append(len(rows))
+        for name, values in history.items():
+            values.append(float(np.average([each[name] for each in logs], weights=sizes)))
+    return model.get_weights(), history
 
 
 def check(fitted: Any) -> None:
-    for mine, theirs in zip(fitted.getModel().get_weights(), alone(), strict=True):
+    weights, history = alone()
+    for mine, theirs in zip(fitted.getModel().get_weights(), weights, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=2e-5)
+    for name, values in history.items():
+        np.testing.assert_allclose(fitted.history[name], values, rtol=1e-4)
     losses, held = fitted.history["loss"], fitted.history["val_loss"]
     assert losses[1] < losses[0]
     assert held[0] < losses[0]
