@@ -20,7 +20,7 @@ from sparkdl.ml.estimators.keras_train import (
     own_callbacks,
 )
 from sparkdl.ml.scoring.share import task_share
-from sparkdl.ml.scoring.tensorflow import prepare_worker
+from sparkdl.ml.scoring.tensorflow import check_backend, prepare_worker
 from sparkdl.values.ndarrays import Array
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class KerasLearner:
     """
 
     def __init__(self, task: KerasTask, content: Broadcast[bytes | None] | None) -> None:
-        _check_backend()
+        check_backend()
         # As many threads as the task has cores; TensorFlow takes all cores otherwise.
         prepare_worker(task_share())
         recipe = task.recipe
@@ -81,16 +81,6 @@ def batch_of(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[A
     return (*arranged(model, fits(batch)), *([batch[weight]] if weight else []))
 
 
-def _check_backend() -> None:
-    import keras
-
-    if (found := keras.backend.backend()) != "tensorflow":
-        raise ConfigError(
-            f"Keras runs on {found}, and KerasEstimator trains on TensorFlow: set KERAS_BACKEND to "
-            "tensorflow, and spark.executorEnv.KERAS_BACKEND"
-        )
-
-
 def as_arrays(variables: Sequence[Any]) -> tuple[Array, ...]:
     """Return the values of Keras' variables."""
     import keras
@@ -127,7 +117,7 @@ class KerasMaster:
     def __init__(self, task: KerasTask) -> None:
         import keras
 
-        _check_backend()
+        check_backend()
         # Before the model is made, whose initial weights it decides.
         if task.seed is not None:
             keras.utils.set_random_seed(task.seed)

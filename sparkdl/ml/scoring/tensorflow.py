@@ -28,13 +28,7 @@ def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
     prepare_worker(share)
     if source.format == "saved_model":
         return _saved_model(source)
-    import keras
-
-    if keras.backend.backend() != "tensorflow":
-        raise ConfigError(
-            f"Keras is set to the backend {keras.backend.backend()!r}; models are run with "
-            "TensorFlow: unset KERAS_BACKEND on the executors"
-        )
+    check_backend()
     try:
         (known,) = unpacked_code({CODE: source.objects}) if source.objects else ({},)
     except ModuleNotFoundError as error:
@@ -42,6 +36,16 @@ def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
             f"the model cannot be made: {error}. {advice_on_missing(error)}"
         ) from error
     return keras_predictor(loaded(source.content or source.path, known))
+
+
+def check_backend() -> None:
+    import keras
+
+    if (found := keras.backend.backend()) != "tensorflow":
+        raise ConfigError(
+            f"Keras runs on {found}, and models of Keras are trained and scored on TensorFlow: set "
+            "KERAS_BACKEND to tensorflow, and spark.executorEnv.KERAS_BACKEND"
+        )
 
 
 def keras_predictor(model: Any) -> Predictor:
