@@ -32,6 +32,7 @@ def make_model():
 
 def main() -> None:
     """Fit, save, load and evaluate, on the session that spark-submit set up."""
+    import keras
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.evaluation import BinaryClassificationEvaluator
     from pyspark.ml.feature import StandardScaler, VectorAssembler
@@ -57,7 +58,7 @@ def main() -> None:
                 KerasEstimator(
                     make_model,
                     loss="binary_crossentropy",
-                    learning_rate=0.01,
+                    optimizer=keras.optimizers.Adam(0.01),
                     label_col="target",
                     probability_col="probability",
                     num_workers=args.nodes,

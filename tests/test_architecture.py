@@ -91,7 +91,6 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "ml/daemon.py": "imports TensorFlow for Spark's workers",
     "ml/estimators/keras_train.py": "trains a Keras model",
     "ml/estimators/torch_batch.py": "losses and metrics of PyTorch",
-    "ml/estimators/torch_module.py": "a module of PyTorch on a node",
     "ml/estimators/torch_train.py": "trains a module of PyTorch",
     "ml/estimators/keras_model.py": "makes and compiles a Keras model",
     "ml/scoring/keras_objects.py": "saves and loads a Keras model",
@@ -149,6 +148,7 @@ FORBIDDEN_BUT = {
         "ml/scoring/predictor.py",
         "cloudpickle.loads",
     ): "the user's function, from the Spark task's payload",
+    ("ml/estimators/keras_train.py", "cloudpickle.loads"): "the fit's own, from its checkpoint",
     ("collectives/group.py", "cloudpickle.loads"): "sealed with the group's secret",
     ("horovod/common/elastic.py", "cloudpickle.loads"): "the user's state, from its checkpoint",
 }

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyspark.ml.param import Param, Params, TypeConverters, shared
+from pyspark.ml.param import Param, Params, TypeConverters
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.core.texts import did_you_mean, docs_page
-from sparkdl.driver.feeds.coverage import READERS as FEED_READERS
 from sparkdl.driver.options import Observe
 from sparkdl.ml.namespace import Namespace
 from sparkdl.ml.scoring.share import MODEL_PER
-from sparkdl.ml.scoring.source import STRATEGIES
 
 T = TypeVar("T")
 INVALID = ("error", "skip", "keep")
@@ -63,20 +59,6 @@ def _whole(minimum: int) -> Callable[[Any], int]:
     return convert
 
 
-def _seconds(value: Any) -> float:
-    number = TypeConverters.toFloat(value)
-    if not 0 < number < math.inf:
-        raise ConfigError("must be above zero seconds, and finite")
-    return number
-
-
-def _share(value: Any) -> float:
-    number = TypeConverters.toFloat(value)
-    if not 0 <= number < 1:
-        raise ConfigError("must be at least 0 and below 1")
-    return number
-
-
 def _columns(value: Any) -> str | Sequence[str]:
     found = value if isinstance(value, str) else TypeConverters.toListString(value)
     if not found:
@@ -92,16 +74,6 @@ def _weights(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: float(weight) for name, weight in value.items()}
     return TypeConverters.toListFloat(value)
-
-
-def _class_weights(value: Any) -> Mapping[int, float]:
-    return {int(number): float(weight) for number, weight in _dict(value).items()}
-
-
-def _verbose(value: Any) -> int:
-    if value not in (0, 1, 2):
-        raise ConfigError("must be 0 for nothing, 1 for a bar, or 2 for a line an epoch")
-    return int(value)
 
 
 def _one_of(*words: str) -> Callable[[Any], str]:
@@ -155,12 +127,7 @@ _ACCESSORS = {
     "tfrecord_dir": "TFRecordDir",
     "num_gpus": "NumGPUs",
 }
-_int, _text, _bool, _float = (
-    TypeConverters.toInt,
-    TypeConverters.toString,
-    TypeConverters.toBoolean,
-    TypeConverters.toFloat,
-)
+_int, _text, _bool = TypeConverters.toInt, TypeConverters.toString, TypeConverters.toBoolean
 _dict = TFTypeConverters.toDict
 
 _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
@@ -180,7 +147,7 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("protocol", "grpc", _text, "Passed to train_fn"),
     ("readers", 1, _int, "Passed to train_fn"),
     ("steps", 1000, _int, "Passed to train_fn"),
-    ("tensorboard", False, _bool, "Start TensorBoard beside the chief; it shows tensorboard_dir"),
+    ("tensorboard", False, _bool, "Start TensorBoard beside the chief; it shows model_dir"),
     ("tfrecord_dir", None, _text, "Passed to train_fn"),
     ("export_dir", None, _text, "The saved model: a SavedModel's folder, or a .keras file"),
     ("signature_def_key", None, _text, "Signature of the SavedModel; its only one, or "
@@ -191,24 +158,11 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("feeding", None, _object(Feeding), "How rows reach the nodes"),
     ("observe", None, _object(Observe), "How the cluster reports progress"),
     ("startup", None, _object(Startup), "Where nodes start, and how"),
-    ("feed_reader", "auto", _one_of(*FEED_READERS), "Reader of the Parquet files that the "
-     "DataFrame scans: 'nodes' (without the JVM), 'spark', or 'auto', see Cluster.feed"),
-    ("shutdown_timeout", 259200.0, _seconds, "Seconds that train_fn may take to return after the "
-     "last row"),
     ("validation_indicator_col", None, _text, "Boolean column: rows where it is true are not "
      "trained on; they are the feed 'validation'"),
-    ("validation_split", 0.0, _share, "The share of rows to validate with and not to train on; "
-     "equal rows stay together"),
     ("weight_col", None, _text, "Column of the rows' weights"),
-    ("early_stopping_patience", None, _whole(1), "Epochs without improvement after which training "
-     "ends; never, if it is not set"),
-    ("early_stopping_monitor", None, _text, "The metric that has to improve; the loss, that of the "
-     "validation rows where there are any, if it is not set"),
-    ("early_stopping_min_delta", 0.0, _float, "The smallest change that counts as an improvement"),
     ("seed", None, _int, "Of random numbers: initial weights, order of rows"),
-    ("cache", False, _bool, "Persist the rows in Spark while training"),
     ("num_gpus", None, _whole(0), "GPUs for each node; by default what Spark assigned, or one"),
-    ("tensorboard_dir", None, _text, "Folder for TensorBoard's logs"),
     ("max_restarts", 0, _whole(0), "How often all nodes restart after a failure, from the last "
      "checkpoint, if there is a checkpoint_dir"),
     ("checkpoint_dir", None, _text, "Folder that all nodes reach. Each fit has a folder of its own "
@@ -227,10 +181,6 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     # for PyTorch
     ("input_shapes", {}, _dict, "DataFrame column to the shape of its rows, for arrays that are "
      "stored flat: [3, 224, 224]"),
-    ("optimizer_args", {}, _dict, "Arguments of the optimizer by name"),
-    ("strategy", "ddp", _one_of(*STRATEGIES), "How nodes train in step: 'ddp', with "
-     "'ddp_find_unused_parameters_true' where some parameters take no part in a step, or 'fsdp': "
-     "each node has shards of weights, gradients and optimizer"),
     ("trainer_args", {}, _dict, "Arguments of Lightning's Trainer by name"),
     # for Keras
     ("num_workers", 1, _whole(1), "Nodes that train"),
@@ -244,18 +194,14 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "'probability' if the model ends in a softmax; set it for a sigmoid of two classes"),
     ("raw_prediction_col", None, _text, "Column of the classes' logits, a vector; set it if the "
      "model's output is such"),
-    ("optimizer", "adam", _as_it_is, "Its name, or an optimizer of Keras; of PyTorch its class, or "
-     "a function of the parameters"),
+    ("optimizer", "adam", _as_it_is, "Its name, or an optimizer of Keras; of PyTorch a function of "
+     "the parameters, like functools.partial(torch.optim.SGD, lr=0.1)"),
     ("loss", None, _as_it_is, "Its name, or a loss of Keras, that of the compiled model if it is "
      "not set; of PyTorch a name of torch.nn, a module, or a function of output and label"),
     ("loss_weights", None, _weights, "Of the losses of several outputs: a list, or a dict by "
      "output"),
     ("metrics", None, _as_it_is, "Names, or metrics of Keras; of PyTorch by name, or a list: "
-     "'accuracy', names of torch.nn.functional, functions of output and label, metrics of "
-     "torchmetrics"),
-    ("class_weight", {}, _class_weights, "Weight of each class's rows in training"),
-    ("verbose", 2, _verbose, "Output of the chief: nothing, a bar, or a line an epoch"),
-    ("learning_rate", None, _float, "The optimizer's; its own default if it is not set"),
+     "'accuracy', functions of output and label, metrics of torchmetrics"),
     ("shuffle", True, _bool, "Whether rows come in random order"),
     ("mode", "nodes", _one_of("nodes", "jobs"), "How to train: on a cluster of nodes, or as Spark "
      f"jobs without nodes, see {docs_page('jobs')}"),
@@ -270,15 +216,7 @@ TABLE = {row[0]: Row(*row, _accessor(row[0])) for row in _ROWS}
 
 
 TRAINING = (
-    *("recovery", "feeding", "observe", "startup", "feed_reader", "shutdown_timeout"),
-    *(
-        "validation_indicator_col",
-        "validation_split",
-        "weight_col",
-        "early_stopping_patience",
-        "early_stopping_monitor",
-    ),
-    *("early_stopping_min_delta", "seed", "cache", "num_gpus", "tensorboard_dir"),
+    *("recovery", "feeding", "observe", "startup", "validation_indicator_col", "num_gpus"),
     *("max_restarts", "checkpoint_dir"),
 )
 """Training parameters that TensorFlowOnSpark does not have."""
@@ -288,18 +226,10 @@ COLUMNS = ("features_col", "prediction_col", "probability_col", "raw_prediction_
 """Spark ML's usual columns."""
 
 
-_SHARED = {
-    f"{word}_col": getattr(shared, f"Has{_accessor(word)}Col")
-    for word in ("features", "label", "prediction", "probability", "raw_prediction", "weight")
-}
-"""Parameters that Spark's stages have as well, with Spark's classes for them."""
-
-
 class HasParams(Params):
     """Gives a class parameters of the table: `class HasEpochs(HasParams, params=["epochs"])`.
 
-    Each has a getter, and a setter that returns the stage. Those for columns that Spark's stages
-    have as well answer to Spark's names, too (`labelCol`), which its meta estimators use.
+    Each has a getter, and a setter that returns the stage.
     """
 
     def __init_subclass__(cls, params: Sequence[str | Row] = (), **kwargs: Any) -> None:
@@ -310,11 +240,6 @@ class HasParams(Params):
             setattr(cls, row.name, param)
             setattr(cls, f"set{row.accessor}", _setter(row))
             setattr(cls, f"get{row.accessor}", _getter(row))
-            if kind := _SHARED.get(row.name):
-                # A property, which Spark does not take for a further parameter.
-                spelled = f"{row.accessor[0].lower()}{row.accessor[1:]}"
-                setattr(cls, spelled, property(attrgetter(row.name)))
-                kind.register(cls)
 
     def _set_table_defaults(self, **own: Any) -> None:
         names = [param.name for param in self.params if param.name in TABLE]

@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 import sparkdl
 from sparkdl import TorchEstimator, TorchModel, predict
 from tests.doubles.sessions import NO_WORKERS, SparkSessions
-from tests.ml.torch_fits import at_epochs, net
+from tests.ml.torch_fits import adam, at_epochs, net
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -111,7 +111,7 @@ def test_estimator_fits_on_the_gpu_and_its_model_scores(spark: SparkSession) -> 
         loss="MSELoss",
         features_col="x",
         label_col="y",
-        learning_rate=0.05,
+        optimizer=adam,
         batch_size=16,
         epochs=8,
         seed=1,

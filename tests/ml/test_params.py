@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from pyspark.ml.param.shared import HasLabelCol, HasRawPredictionCol
 from pyspark.ml.tuning import ParamGridBuilder
 
 from sparkdl.core.errors import ConfigError
@@ -17,7 +16,6 @@ from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe
 from sparkdl.ml.estimators.estimator import TFEstimator, launch_options
-from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.namespace import Namespace
 from sparkdl.ml.params import TABLE
 from sparkdl.ml.scoring.model import KerasModel, TFModel, TorchModel
@@ -59,18 +57,6 @@ def test_every_parameter_has_a_setter_that_chains_and_a_getter(stage: Any) -> No
         assert getattr(stage, f"set{row.accessor}")(value) is stage
         assert getattr(stage, f"get{row.accessor}")() == value
         assert row.doc in stage.explainParam(param)
-
-
-def test_stages_answer_to_the_names_of_sparks_columns() -> None:
-    stage: Any = KerasEstimator(train_fn, loss="mse", labelCol="y")  # type: ignore[call-arg]
-    assert stage.getLabelCol() == stage.getOrDefault("labelCol") == "y"
-    assert stage.labelCol is stage.label_col
-    assert stage.getParam("weightCol") is stage.weight_col
-    assert stage.copy({stage.featuresCol: "x", stage.predictionCol: "p"}).getFeaturesCol() == "x"
-    assert "labelCol" not in {param.name for param in stage.params}
-    assert issubclass(KerasEstimator, HasLabelCol)
-    assert issubclass(TorchModel, HasRawPredictionCol)
-    assert not issubclass(TFModel, HasLabelCol)
 
 
 def test_set_parameters_beat_arguments_which_beat_defaults() -> None:
@@ -146,8 +132,7 @@ def test_namespace_of_anything_else_is_refused() -> None:
             {"timeout_s": -1},
             "^feeding=.* Feeding.timeout_s=-1. must be above zero seconds",
         ),
-        ("FeedReader", "here", "^feed_reader='here' cannot be: choose one of"),
-        ("FeedReader", "Nodes", "choose one of .*; did you mean 'nodes'"),
+        ("HandleInvalid", "Keep", "^handle_invalid='Keep' cannot be: .*; did you mean 'keep'"),
     ],
 )
 def test_values_that_cannot_work_are_refused(name: str, value: Any, match: str) -> None:

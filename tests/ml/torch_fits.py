@@ -60,6 +60,23 @@ class Alone:
         return [value]
 
 
+def adam(parameters: Any, rate: float = 0.05) -> Any:
+    """Make the optimizer that the net is trained with."""
+    import torch
+
+    return torch.optim.Adam(parameters, rate)
+
+
+def still(parameters: Any) -> Any:
+    """Make an optimizer that changes nothing."""
+    return adam(parameters, 0.0)
+
+
+def distance(output: Any, label: Any) -> Any:
+    """Return how far each output is from its label."""
+    return (output - label).abs()
+
+
 def net() -> Any:
     """Make a regression of three features; its loss falls."""
     import torch
@@ -135,17 +152,19 @@ def die_once(marker: Path, at: int) -> list[Any]:
                 marker.touch(exist_ok=False)
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    return at_epochs(die)
+    return [*at_epochs(die), *worsen(2, marker.parent)]
 
 
-def worsen(after: int) -> list[Any]:
-    """Return a callback with which the loss grows after an epoch."""
+def worsen(after: int, folder: Path | None = None) -> list[Any]:
+    """Return callbacks with which the loss grows after an epoch, which then end the training."""
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
     def set_rate(epoch: int, trainer: Any) -> None:
         for group in trainer.optimizers[0].param_groups:
             group["lr"] = 0.05 if epoch < after else 3.0
 
-    return at_epochs(set_rate)
+    best = ModelCheckpoint(folder, monitor="val_loss")
+    return [*at_epochs(set_rate), EarlyStopping("val_loss", patience=2), best]
 
 
 def stop_on_one(at: int) -> list[Any]:
@@ -157,13 +176,11 @@ def stop_on_one(at: int) -> list[Any]:
     return at_epochs(stop)
 
 
-def line(package: str = "lightning.pytorch", weighted: bool = False, logs: Any = None) -> Any:
+def line() -> Any:
     """Make a LightningModule around `net`."""
-    from importlib import import_module
+    from lightning.pytorch import LightningModule
 
-    import torch
-
-    class Line(import_module(package).LightningModule):  # type: ignore[misc]
+    class Line(LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.net = net()
@@ -177,17 +194,18 @@ def line(package: str = "lightning.pytorch", weighted: bool = False, logs: Any =
             return (squares * weight[0] if weight else squares).mean()
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return self._loss(batch)
+            loss = self._loss(batch)
+            how = {"on_step": False, "on_epoch": True, "sync_dist": True}
+            self.log("loss", loss, batch_size=len(batch[1]), **how)
+            return loss
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             self.log("val_loss", self._loss(batch), batch_size=len(batch[1]))
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.parameters(), 0.05)
+            return adam(self.parameters())
 
         def on_train_epoch_end(self) -> None:
             self.log("epoch", float(self.current_epoch))
-            if logs is not None:
-                logs(self)
 
     return Line()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -34,7 +33,7 @@ def read(args: Any, ctx: NodeContext) -> dict[str, Any]:
         for name, values in batch.items():
             sums[name] = sums.get(name, 0.0) + sum(values)
         rows += len(next(iter(batch.values())))
-    names = ("batch_size", "epochs", "mine", "steps", "seed", "weight_col")
+    names = ("batch_size", "epochs", "mine", "steps", "framework")
     return {
         "history": {"rows": [rows], "loss": (0.5, 0.25)},
         "sums": sums,
@@ -75,14 +74,6 @@ def read_all(args: Any, ctx: NodeContext) -> None:
         pass
 
 
-def never_return(args: Any, ctx: NodeContext) -> None:
-    """Go on after the last row."""
-    feed = ctx.get_data_feed()
-    while not feed.should_stop():
-        feed.next_batch(100)
-    time.sleep(600)  # noqa: TID251
-
-
 def fail(args: Any, ctx: NodeContext) -> None:
     """Fail as user code does."""
     raise ArithmeticError("the user's own mistake")
@@ -119,7 +110,7 @@ def difference() -> Any:
 
 
 def halving(notes: Path) -> list[Any]:
-    """Return a callback that halves the learning rate in each epoch, and notes it."""
+    """Return callbacks that halve the learning rate in each epoch, note it, and stop early."""
     import keras
 
     class Halving(keras.callbacks.Callback):  # type: ignore[misc]
@@ -131,11 +122,14 @@ def halving(notes: Path) -> list[Any]:
                 rate = self.model.optimizer.learning_rate.numpy()
                 file.write(f"{epoch} {rate} {sorted(logs)}\n")
 
-    return [Halving()]
+    return [
+        Halving(),
+        keras.callbacks.EarlyStopping(patience=1, min_delta=0.02, restore_best_weights=True),
+    ]
 
 
 def worsening(marker: Path | None) -> list[Any]:
-    """Return a callback by which the second epoch is the best; it kills once, at the third.
+    """Return callbacks by which the second epoch is the best; one kills once, at the third.
 
     Args:
         marker: made by the process that dies; None kills none.
@@ -150,7 +144,8 @@ def worsening(marker: Path | None) -> list[Any]:
                     marker.touch(exist_ok=False)
                     os.kill(os.getpid(), signal.SIGKILL)
 
-    return [Worsening()]
+    stopping = keras.callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True)
+    return [stopping, Worsening()]
 
 
 def curve(params: dict[str, Any], ctx: Any) -> Any:

@@ -85,10 +85,15 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=[_CUSTOM]):
     def _fitted(self, fit: Fit) -> KerasModel:
         import keras
 
-        optimizer = keras.optimizers.get(self.getOptimizer() or self.getModel().optimizer)
+        config = keras.optimizers.serialize(
+            keras.optimizers.get(self.getOptimizer() or self.getModel().optimizer)
+        )
+        optimizer, own = (keras.optimizers.deserialize(config) for _ in range(2))
         # Of numbers alone: a schedule is not multiplied.
         rate = optimizer.get_config()["learning_rate"]
         rate = None if isinstance(rate, dict) else float(rate) * fit.num_proc
+        if rate is not None:
+            optimizer.learning_rate = rate
         compiled = {
             "optimizer": optimizer,
             "loss": named(self.getLoss()),
@@ -104,17 +109,14 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=[_CUSTOM]):
         store = self.getStore()
         logs = f"{store.folder(fit.common['run_id'])}/logs" if store else None
         estimator.setCallbacks(translated(self.getCallbacks(), rate, logs))
-        if rate is not None:
-            estimator.setLearningRate(rate)
         signature = Signature(inputs_of(self.getModel()), ())
         names = self.getFeatureCols()
         estimator.setInputMapping(inputs_by_column(fit.features, signature, names))
         fitted = estimator.fit(fit.rows)
         model = fitted.getModel()
-        again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
-        model.compile(**{**compiled, "optimizer": again})
+        model.compile(**{**compiled, "optimizer": own})
         # Or Keras could not load it from a file.
-        again.build(model.trainable_variables)
+        own.build(model.trainable_variables)
         return KerasModel(history=fitted.history, model=model, custom_objects=objects, **fit.common)
 
 

@@ -8,9 +8,7 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/lightning/estimato
 from __future__ import annotations
 
 import copy
-import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -146,42 +144,18 @@ def _is_own(kind: type[Any], name: str) -> bool:
 
 
 def _run(package: str, factor: int) -> Any:
-    """Return the callback that multiplies the learning rates.
-
-    At the end it takes the weights that the user's `ModelCheckpoint` found best.
-    """
+    """Return the callback that multiplies the learning rates."""
 
     class Run(import_module(package).Callback):  # type: ignore[misc]
-        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            self._folder = tempfile.mkdtemp()
-            for each in trainer.checkpoint_callbacks:
-                if getattr(each, "dirpath", "") is None:
-                    each.dirpath = self._folder
-
-        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            _multiply_rates(trainer, factor)
-
-        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-            best = getattr(trainer.checkpoint_callback, "best_model_path", "")
-            if trainer.is_global_zero and best:
-                import torch
-
-                saved = torch.load(best, "cpu", weights_only=False)
-                pl_module.load_state_dict(saved["state_dict"])
+            for optimizer in trainer.optimizers:
+                multiply_rates(optimizer.param_groups, factor)
+            for config in trainer.lr_scheduler_configs:
+                if (rates := getattr(config.scheduler, "base_lrs", None)) is not None:
+                    # Schedulers have noted the rates before they were multiplied.
+                    config.scheduler.base_lrs = [rate * factor for rate in rates]
 
     return Run()
-
-
-def _multiply_rates(trainer: Any, factor: int) -> None:
-    for optimizer in trainer.optimizers:
-        multiply_rates(optimizer.param_groups, factor)
-    for config in trainer.lr_scheduler_configs:
-        if (rates := getattr(config.scheduler, "base_lrs", None)) is not None:
-            # Schedulers have noted the rates before they were multiplied.
-            config.scheduler.base_lrs = [rate * factor for rate in rates]
 
 
 class TorchModel(torch_face.TorchModel):

@@ -26,7 +26,7 @@ from sparkdl.horovod.spark.common.estimator import (
 from sparkdl.horovod.spark.common.params import row
 from sparkdl.ml.estimators import torch_estimator as ml
 from sparkdl.ml.estimators.torch_batch import Loss, fitted_label, loss_of
-from sparkdl.ml.estimators.torch_module import traced
+from sparkdl.ml.estimators.torch_train import traced
 from sparkdl.ml.scoring import model as scoring
 from sparkdl.ml.scoring.torch import module_content, module_signature
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sparkdl.control.values import MAX_VALUE_NBYTES
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.errors import ConfigError
 from sparkdl.ml.scoring.source import Signature, Tensor, local_path
 from sparkdl.storage.systems import locate, open_storage
 
@@ -57,15 +56,6 @@ class Columns:
         return list(self.labels.values()) == [""]
 
 
-@dataclass(frozen=True)
-class EarlyStopping:
-    """When the training ends before its last epoch; `patience` is None for never."""
-
-    patience: int | None = None
-    monitor: str | None = None
-    min_delta: float = 0.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """The training task that each node receives, for every framework.
@@ -83,8 +73,6 @@ class Task:
     validates: bool = False
     shuffle: bool = False
     seed: int | None = None
-    stopping: EarlyStopping = EarlyStopping()
-    tensorboard_dir: str | None = None
     model_dir: str | None = None
     saves: bool = False
     callbacks: Callbacks = ()
@@ -150,13 +138,6 @@ def check_travels(nbytes: int, model_dir: str | None) -> None:
         raise ConfigError(
             f"the model's weights take {nbytes} bytes, and {MAX_VALUE_NBYTES} at most can travel "
             "to the driver: set model_dir to a folder that all nodes and the driver share"
-        )
-
-
-def check_board(task: Task) -> None:
-    if task.tensorboard_dir and find_spec("tensorboard") is None:
-        raise FrameworkMissingError(
-            "tensorboard_dir needs TensorBoard on the executors: pip install tensorboard"
         )
 
 

@@ -40,8 +40,8 @@ class TFEstimator(
     args.input_mapping)` or `ctx.dataset(…)`, saves its model in `args.export_dir`, and may return
     its history: `return model.fit(…).history`.
 
-    The columns of `input_mapping` are fed, in the order of their names, and `weight_col`; all
-    columns if there is no mapping. Rows marked by `validation_indicator_col` are the feed
+    The columns of `input_mapping` are fed, in the order of their names; all columns if there is no
+    mapping. Rows marked by `validation_indicator_col` are the feed
     `"validation"`. The model inherits the parameters of `transform` (`output_mapping`,
     `output_types`, ...), so that it can score in a pipeline.
 
@@ -81,13 +81,9 @@ class TFEstimator(
             args=args.argv if args.argv else args,
             nodes=_value(args, "cluster_size"),
             epochs=_value(args, "epochs"),
-            columns=self._columns(args),
+            # In the order of names, as TensorFlowOnSpark feeds them.
+            columns=tuple(sorted(args.input_mapping)),
             validation_col=args.validation_indicator_col,
-            validation_split=_value(args, "validation_split"),
-            seed=_value(args, "seed") or 0,
-            return_timeout_s=float(_value(args, "shutdown_timeout")),
-            cache=_value(args, "cache"),
-            reader=_value(args, "feed_reader"),
             options=self._options(args),
         )
         model = self._copyValues(TFModel(self.args))
@@ -95,7 +91,7 @@ class TFEstimator(
         return model
 
     def _options(self, args: Any) -> dict[str, Any]:
-        board = (args.tensorboard_dir or True) if _value(args, "tensorboard") else False
+        board = (args.model_dir or True) if _value(args, "tensorboard") else False
         options = launch_options(args)
         return {
             **options,
@@ -107,12 +103,6 @@ class TFEstimator(
             ),
             "observe": replace(options.get("observe", Observe()), tensorboard=board),
         }
-
-    def _columns(self, args: Any) -> tuple[str, ...]:
-        # In the order of names, as TensorFlowOnSpark feeds them.
-        columns = sorted(args.input_mapping)
-        weight = args.weight_col
-        return (*columns, weight) if columns and weight not in (None, *columns) else tuple(columns)
 
     def _contents(self, spark: SparkSession) -> Contents:
         return packed_code(self.train_fn, self.args)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -23,33 +23,20 @@ from sparkdl.ml.estimators.network import NetworkEstimator
 from sparkdl.ml.estimators.training import check_fits, check_labels, check_schema
 from sparkdl.ml.jobs.fit import check_mode, fit_keras
 from sparkdl.ml.jobs.work import Plan
-from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
-from sparkdl.ml.scoring.inputs import named
 from sparkdl.ml.scoring.keras_objects import checked_file, registered
 from sparkdl.ml.scoring.model import KerasModel
 from sparkdl.ml.scoring.source import Signature
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from sparkdl.ml.estimators.options import KerasParams
-
 
 class KerasEstimator(
     NetworkEstimator[KerasModel],
-    params=[
-        *("input_mapping", "batch_size", "epochs", "model_dir", "num_workers", "label_col"),
-        *("optimizer", "loss", "metrics", "learning_rate", "shuffle", "mode"),
-        *("loss_weights", "class_weight", "verbose", *TRAINING, *SCORING, *COLUMNS),
-    ],
+    params=["optimizer", "loss", "metrics", "loss_weights", "mode"],
 ):
     """Fits a Keras 3 model on `num_workers` nodes, under a strategy that keeps them in step.
 
     `KerasEstimator(model, loss="mse", num_workers=2, epochs=5).fit(df)` returns a `KerasModel`.
     Every row is used once an epoch. `batch_size` is what one node sees in a step. Parameters are
-    those of the table in docs/spark-ml.md; `weight_col`, `validation_indicator_col` and the early
-    stopping do as they say without further ado. With `mode="jobs"` there are no nodes: see
-    docs/jobs.md.
+    those of the table in docs/spark-ml.md. With `mode="jobs"` there are no nodes: see docs/jobs.md.
 
     Args:
         model: a Keras model with known inputs, or a function without arguments that makes one.
@@ -76,7 +63,7 @@ class KerasEstimator(
         *,
         callbacks: Any = (),
         custom_objects: Mapping[str, Any] | None = None,
-        **params: Unpack[KerasParams],
+        **params: Any,
     ) -> None:
         super().__init__()
         self._begin(callbacks, params)
@@ -133,7 +120,7 @@ class KerasEstimator(
     def _fitted(self, dataset: DataFrame) -> KerasModel:
         check_mode(self)
         task = self._task()
-        check_schema(task, dataset.schema)  # before anything that takes time
+        check_schema(task.columns, dataset.schema)  # before anything that takes time
         if (known := self._signature) is not None:
             by_column = keras_inputs_by_column(task.columns.features, known.inputs)
             check_fits(by_column, dataset.schema)
@@ -152,23 +139,14 @@ class KerasEstimator(
     def _task(self) -> KerasTask:
         if self._made is None:
             raise ConfigError("KerasEstimator has no model: give it one, KerasEstimator(model=…)")
-        labels = named(self.getLabelCol())
-        if self.getClassWeight() and len(labels) > 1:
-            raise ConfigError(
-                f"class_weight is for one column of labels, and label_col has {', '.join(labels)}: "
-                "set weight_col"
-            )
         return KerasTask(
             recipe=Recipe(
                 self._made,
                 optimizer=as_config(self.getOptimizer()),
                 loss=as_config(self.getLoss()),
                 metrics=as_config(self.getMetrics()),
-                learning_rate=self.getLearningRate(),
                 loss_weights=self.getLossWeights(),
                 objects=self._known(),
             ),
-            class_weight=self.getClassWeight(),
-            verbose=self.getVerbose(),
             **self._task_fields(),
         )

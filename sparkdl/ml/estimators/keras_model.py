@@ -67,7 +67,6 @@ class Recipe:
     optimizer: Any = None
     loss: Any = None
     metrics: Any = None
-    learning_rate: float | None = None
     loss_weights: Any = None
     objects: Objects = field(default_factory=dict)
 
@@ -80,9 +79,6 @@ class Recipe:
         if not model.compiled:
             raise ConfigError(NO_LOSS)
         check_inputs(model)
-        if self.learning_rate is not None:
-            # After `compile`, so that it also holds for an optimizer given by its name.
-            model.optimizer.learning_rate = self.learning_rate
         return model
 
     def packed(self, model: Any) -> bytes:

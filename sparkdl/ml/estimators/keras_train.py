@@ -6,15 +6,13 @@ Runs in: child. The recipe and the callbacks in the driver and in Spark tasks as
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import cloudpickle
 
-from sparkdl.core.errors import CheckpointError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.datasets.keras_epochs import let_epochs_differ
 from sparkdl.frameworks.keras_checkpoint import callback_for
@@ -23,7 +21,6 @@ from sparkdl.ml.estimators.columns import (
     Columns,
     Task,
     by_tensor,
-    check_board,
     check_travels,
     delivered,
     outputs_by_column,
@@ -50,21 +47,16 @@ if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
 
 _X, _Y, _WEIGHT = "x ", "y ", "weight"
-_FILE = "memory.json"
+_FILE = "memory.pickle"
+_STATE = ("best", "wait", "best_epoch", "stopped_epoch", "best_weights")
+"""What an early stopping of Keras knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KerasTask(Task):
-    """The training task that each node receives from `KerasEstimator`.
-
-    Attributes:
-        class_weight: of the rows whose label is this class, beside their own weights.
-        verbose: what the chief prints, as Keras has it.
-    """
+    """The training task that each node receives from `KerasEstimator`."""
 
     recipe: Recipe
-    class_weight: Mapping[int, float] = field(default_factory=dict)
-    verbose: int = 2
 
 
 def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
@@ -76,12 +68,10 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
 
     Raises:
         ConfigError: if the model cannot be trained, or could not be returned; before any row.
-        FrameworkMissingError: if TensorBoard is to log and is not installed.
     """
     import keras
     import tensorflow as tf
 
-    check_board(task)
     if task.seed is not None:
         keras.utils.set_random_seed(task.seed)
     several = ctx.num_workers > 1
@@ -91,7 +81,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     # Before the training, so that a model that cannot be returned fails before any epoch.
     checked_file(model, task.recipe.objects)
     check_travels(weights_nbytes(model), task.model_dir)
-    callbacks = [*callbacks_of(task, ctx.is_chief), *own_callbacks(task)]
+    callbacks = own_callbacks(task)
     last = ctx.last_checkpoint if task.saves else None
     memory = Memory(callbacks, last.folder if last else None)
     remember = keras.callbacks.LambdaCallback(
@@ -114,7 +104,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
         shuffle=False,
         callbacks=callbacks,
         initial_epoch=first,
-        verbose=task.verbose if ctx.is_chief else 0,
+        verbose=2 if ctx.is_chief else 0,
     )
     found = {"history": memory.history}
     content = task.recipe.packed(model)  # on all nodes
@@ -123,25 +113,23 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
 
 def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEED) -> Any:
     """Return batches of `(x, y)` or `(x, y, weight)`, shaped as the model's inputs are."""
+    import tensorflow as tf
+
     from sparkdl.datasets.tensorflow import tf_dataset
 
-    is_training = feed == DEFAULT_FEED
-    # Keras weighs classes in the training alone.
-    class_weight = task.class_weight if is_training else {}
     let_epochs_differ()
     rows = ctx.batches(
         task.batch_size,
         list(task.columns.names),
         feed,
-        shuffle=task.shuffle and is_training,
+        shuffle=task.shuffle and feed == DEFAULT_FEED,
         seed=task.seed or 0,
     )
     batches = tf_dataset(replace(rows, convert=Fitting.of(task, model)), None, None, ahead=2)
 
     def arrange(rows: dict[str, Any]) -> Any:
-        x, y = arranged(model, rows)
-        weight = _weight(rows.get(_WEIGHT), y, class_weight)
-        return (x, y) if weight is None else (x, y, weight)
+        weight = (tf.cast(rows[_WEIGHT], tf.float32),) if _WEIGHT in rows else ()
+        return (*arranged(model, rows), *weight)
 
     return batches.map(arrange)
 
@@ -209,40 +197,6 @@ def arranged(model: Any, rows: Mapping[str, Any]) -> tuple[Any, Any]:
     )
 
 
-def _weight(weight: Any, label: Any, class_weight: Mapping[int, float]) -> Any:
-    """Return the weights of rows, those of their classes included; None if there are none."""
-    import tensorflow as tf
-
-    weight = None if weight is None else tf.cast(weight, tf.float32)
-    if not class_weight:
-        return weight
-    if label.shape.rank == 2 and label.shape[1] > 1:  # one-hot
-        label = tf.argmax(label, axis=1)
-    label = tf.cast(tf.round(tf.reshape(label, [-1])), tf.int64)
-    of_class = tf.ones(tf.shape(label))
-    for number, each in class_weight.items():
-        of_class = tf.where(label == number, tf.constant(each, tf.float32), of_class)
-    return of_class if weight is None else of_class * tf.reshape(weight, [-1])
-
-
-def _state_of(stopping: Any) -> list[Any]:
-    """Return the state of an early stopping as arrays: numbers, then its best weights."""
-    weights = stopping.best_weights or ()
-    # NaN stands for an early stopping that has seen no epoch yet.
-    best = np.nan if stopping.best is None else stopping.best
-    numbers = [best, stopping.wait, stopping.best_epoch, stopping.stopped_epoch]
-    # numpy's files do not know bfloat16, which float32 holds exactly.
-    kept = [x.astype(np.float32) if x.dtype.kind == "V" else x for x in weights]
-    return [np.array(numbers, np.float64), *kept]
-
-
-def _take_state(stopping: Any, numbers: Array, *weights: Any) -> None:
-    best, *counts = numbers
-    stopping.wait, stopping.best_epoch, stopping.stopped_epoch = map(int, counts)
-    stopping.best = None if np.isnan(best) else float(best)
-    stopping.best_weights = list(weights) or None
-
-
 class Memory:
     """The history so far, and the early stoppings among the callbacks of a `fit`.
 
@@ -251,37 +205,24 @@ class Memory:
 
     Attributes:
         history: metric to its values, one for each epoch, those before a restart included.
-        has_stopped: whether the training of the checkpoint had stopped early.
-
-    Raises:
-        CheckpointError: if the file of the checkpoint to resume from, in `folder`, cannot be read.
+        has_stopped: whether the training of the checkpoint, in `folder`, had stopped early.
     """
 
     def __init__(self, callbacks: Iterable[Any], folder: Path | None) -> None:
         self._stoppings = [each for each in callbacks if hasattr(each, "best_weights")]
-        self._folder = folder if folder is not None and (folder / _FILE).exists() else None
         self.history: dict[str, list[float]] = {}
         self.has_stopped = False
-        num_stoppings = 0
-        if self._folder is not None:
-            try:
-                content = json.loads((self._folder / _FILE).read_bytes())
-                self.history, self.has_stopped, num_stoppings = content
-            except (OSError, ValueError, TypeError) as error:
-                raise CheckpointError(
-                    f"{self._folder / _FILE} cannot be read: {error}. Remove this checkpoint, to "
-                    "resume from the one before it, or choose another checkpoint_dir"
-                ) from error
-        # Another number of them belongs to another program: its states would fit none.
-        self._is_same = num_stoppings == len(self._stoppings)
+        self._states: list[dict[str, Any]] = []
+        if folder is not None and (folder / _FILE).exists():
+            content = cloudpickle.loads((folder / _FILE).read_bytes())
+            self.history, self.has_stopped, self._states = content
 
     def restore(self) -> None:
         """Give the early stoppings their states, which `fit` has just reset."""
-        if self._folder is None or not self._is_same:
-            return
-        for number, each in enumerate(self._stoppings):
-            with np.load(_state(self._folder, number)) as found:
-                _take_state(each, *(found[name] for name in found.files))
+        # Another number of them belongs to another program: its states would fit none.
+        if len(self._states) == len(self._stoppings):
+            for each, state in zip(self._stoppings, self._states, strict=True):
+                vars(each).update(state)
 
     def add(self, logs: Mapping[str, Any] | None, *, has_stopped: bool) -> None:
         """Add the values of an epoch, after the early stoppings have seen them."""
@@ -290,40 +231,15 @@ class Memory:
             self.history.setdefault(name, []).append(float(value))
 
     def save(self, folder: Path) -> None:
-        for number, each in enumerate(self._stoppings):
-            np.savez(_state(folder, number), *_state_of(each))
-        # Python's JSON has NaN and infinities.
-        content = [self.history, self.has_stopped, len(self._stoppings)]
-        (folder / _FILE).write_text(json.dumps(content))
-
-
-def _state(folder: Path, number: int) -> Path:
-    return folder / f"stopping-{number}.npz"
+        states = [{name: getattr(each, name) for name in _STATE} for each in self._stoppings]
+        content = cloudpickle.dumps([self.history, self.has_stopped, states])
+        (folder / _FILE).write_bytes(content)
 
 
 def own_callbacks(task: KerasTask) -> list[Any]:
     found = task.callbacks() if callable(task.callbacks) else task.callbacks
     check_callbacks(found)
     return list(found)
-
-
-def callbacks_of(task: KerasTask, is_chief: bool) -> list[Any]:
-    import keras
-
-    found: list[Any] = []
-    if (stopping := task.stopping).patience is not None:
-        found.append(
-            keras.callbacks.EarlyStopping(
-                monitor=stopping.monitor or ("val_loss" if task.validates else "loss"),
-                patience=stopping.patience,
-                min_delta=stopping.min_delta,
-                restore_best_weights=True,
-            )
-        )
-    # Metrics are those of all nodes, so one log is enough.
-    if task.tensorboard_dir and is_chief:
-        found.append(keras.callbacks.TensorBoard(task.tensorboard_dir, write_graph=False))
-    return found
 
 
 def _saved(content: bytes, task: KerasTask, ctx: NodeContext) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -17,11 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkdl.core.errors import ConfigError, ResultError
 from sparkdl.core.texts import did_you_mean
 from sparkdl.core.tracking import tracked
-from sparkdl.ml.estimators.columns import Callbacks, Columns, EarlyStopping, Task
+from sparkdl.ml.estimators.columns import Callbacks, Columns, Task
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_model import as_config, from_config
-from sparkdl.ml.estimators.training import Training, check_rows
-from sparkdl.ml.params import HasParams
+from sparkdl.ml.estimators.training import Training
+from sparkdl.ml.params import COLUMNS, SCORING, TRAINING, HasParams
 from sparkdl.ml.persistence import (
     Contents,
     Saved,
@@ -38,13 +37,19 @@ from sparkdl.ml.summary import TrainingSummary
 M = TypeVar("M", bound=FittedModel)
 Trained = tuple[bytes, Signature, TrainingSummary]
 _BATCH_ROWS = 32
-_PICKLED = ("optimizer", "optimizer_args", "loss", "metrics", "trainer_args")
+_PICKLED = ("optimizer", "loss", "metrics", "trainer_args")
 """Parameters whose values may be objects; they are saved like the user's functions."""
-_ONE_VS_REST = "mc2b$"
-"""The beginning of the labels' column that Spark's OneVsRest makes for a class."""
 
 
-class NetworkEstimator(Estimator[M], HasParams, Saved):
+class NetworkEstimator(
+    Estimator[M],
+    HasParams,
+    Saved,
+    params=[
+        *("input_mapping", "batch_size", "epochs", "model_dir", "num_workers", "label_col"),
+        *("shuffle", "seed", "weight_col", *TRAINING, *SCORING, *COLUMNS),
+    ],
+):
     """An estimator: every node gets a `Task`, and the chief returns the trained model."""
 
     _own: tuple[str, ...] = ()
@@ -67,9 +72,8 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
     def setCallbacks(self, callbacks: Callbacks) -> Any:
         """Set callbacks of the framework: a list, or a function without arguments that makes it.
 
-        Every node has its own copies. They run after the callbacks added by parameters (early
-        stopping, TensorBoard). With `mode="jobs"` they run on the driver, once an epoch and not for
-        each batch.
+        Every node has its own copies. With `mode="jobs"` they run on the driver, once an epoch and
+        not for each batch.
 
         Raises:
             ConfigError: if they are not callbacks, or cannot be pickled.
@@ -113,15 +117,9 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
             "batch_size": self.getBatchSize(),
             "epochs": self.getEpochs(),
             "name": self.uid,
-            "validates": bool(self.getValidationIndicatorCol() or self.getValidationSplit()),
+            "validates": self.getValidationIndicatorCol() is not None,
             "shuffle": self.getShuffle(),
             "seed": self.getSeed(),
-            "stopping": EarlyStopping(
-                patience=self.getEarlyStoppingPatience(),
-                monitor=self.getEarlyStoppingMonitor(),
-                min_delta=self.getEarlyStoppingMinDelta(),
-            ),
-            "tensorboard_dir": self.getTensorboardDir(),
             "model_dir": self.getModelDir(),
             "saves": self.getCheckpointDir() is not None,
             "callbacks": self._callbacks,
@@ -139,14 +137,9 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
             nodes=self.getNumWorkers(),
             epochs=task.epochs,
             columns=task.columns.names,
-            check=partial(check_rows, task, self.getNumWorkers()),
-            refuses_nulls=True,
             validation_col=self.getValidationIndicatorCol(),
-            validation_split=self.getValidationSplit(),
-            seed=self.getSeed() or 0,
-            return_timeout_s=self.getShutdownTimeout(),
-            cache=self.getCache(),
-            reader=self.getFeedReader(),
+            least_rows=self.getNumWorkers(),
+            refuses_nulls=True,
             options={**launch_options(self._values()), **options},
         )
 
@@ -163,9 +156,6 @@ class NetworkEstimator(Estimator[M], HasParams, Saved):
         """Return a trained model with this estimator's parameters and its summary."""
         model = self._copyValues(model)
         model.clear(model.batch_size)  # what trains well need not score well
-        # OneVsRest compares its models by this column, and does not tell them its name.
-        if str(self.getLabelCol()).startswith(_ONE_VS_REST) and not self.getRawPredictionCol():
-            model.setRawPredictionCol("rawPrediction")
         model._setDefault(batch_size=SCORE_ROWS)
         # The results hold the model itself, which the stage has already.
         model._summary = replace(summary, results=())

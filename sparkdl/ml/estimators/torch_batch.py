@@ -6,7 +6,7 @@ Runs in: child. Names of losses and optimizers are looked up in the driver as we
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +30,6 @@ _SCORES: Mapping[str, Scores] = {
     "BCELoss": "sigmoid",
     "binary_cross_entropy": "sigmoid",
 }
-_GREATER = ("acc", "accuracy", "auc", "auroc", "f1", "precision", "recall", "r2")
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,12 @@ def loss_of(given: Any) -> Loss:
     """Return a loss by its name, class, module or function.
 
     Args:
-        given: a name in `torch.nn` or `torch.nn.functional`, a module, its class, or
-            `function(output, label)` that returns the mean, or `[rows]`.
+        given: a name in `torch.nn`, a module, its class, or `function(output, label)` that
+            returns the mean, or `[rows]`.
     """
     from torch import nn
 
-    found = _named(given, (nn.functional, nn), "loss") if isinstance(given, str) else given
+    found = _named(given, nn, "loss") if isinstance(given, str) else given
     found = found() if isinstance(found, type) else found
     if not callable(found):
         raise ConfigError(
@@ -114,47 +113,35 @@ def _module_loss(module: Any) -> Loss:
 _HOME = "torch.nn.modules.loss"
 
 
-def _named(name: str, homes: Sequence[Any], what: str) -> Any:
+def _named(name: str, home: Any, what: str) -> Any:
     known = {
-        each: getattr(home, each)
-        for home in homes
+        each.lower(): each
         for each in dir(home)
-        if each[0] != "_" and callable(getattr(home, each)) and _is_of(each, what)
+        if isinstance(getattr(home, each), type) and (what != "loss" or each.endswith("Loss"))
     }
-    by_case = {each.lower(): value for each, value in known.items()}
-    found = known.get(name) or by_case.get(name.lower())
-    if found is None:
-        near = did_you_mean(name, [*known, *([ACCURACY] if what == "metrics" else [])], 0.5)
+    if name.lower() not in known:
+        near = did_you_mean(name, known.values(), 0.5)
         raise ConfigError(
             f"{what}: PyTorch has no {name!r}{near or '.'} Give a name that PyTorch has, or the "
             "object itself"
         )
-    return found
+    return getattr(home, known[name.lower()])
 
 
-def _is_of(name: str, what: str) -> bool:
-    return what == "optimizer" or name.lower().endswith("loss") or "entropy" in name
-
-
-def optimizer_of(
-    given: Any, args: Mapping[str, Any], learning_rate: float | None, parameters: Any
-) -> Optimizer:
+def optimizer_of(given: Any, parameters: Any) -> Optimizer:
     """Return an optimizer of these parameters.
 
     Args:
-        given: a name in `torch.optim`, a class, or `function(parameters, **args)`.
-        learning_rate: of all groups of parameters; the optimizer's own if it is None.
+        given: a name in `torch.optim`, a class, or `function(parameters)`.
     """
     from torch import optim
 
-    made = check_optimizer(given)(parameters, **args)
+    made = check_optimizer(given)(parameters)
     if not isinstance(made, optim.Optimizer):
         raise ConfigError(
             f"the function that makes the optimizer returned a {type(made).__name__}: must be an "
             "optimizer of torch.optim"
         )
-    for group in made.param_groups if learning_rate is not None else ():
-        group["lr"] = learning_rate
     return made
 
 
@@ -164,11 +151,10 @@ def check_optimizer(given: Any) -> Callable[..., Any]:
 
     if isinstance(given, optim.Optimizer):
         raise ConfigError(
-            f"optimizer is a {type(given).__name__} of parameters that stay on the driver. Give "
-            f"its class and its arguments: optimizer=torch.optim.{type(given).__name__}, "
-            "optimizer_args={…}"
+            f"optimizer is a {type(given).__name__} of parameters that stay on the driver. Give a "
+            f"function of them: functools.partial(torch.optim.{type(given).__name__}, lr=…)"
         )
-    found = _named(given, (optim,), "optimizer") if isinstance(given, str) else given
+    found = _named(given, optim, "optimizer") if isinstance(given, str) else given
     if not callable(found):
         raise ConfigError(
             f"optimizer={given!r}: give a name or class of torch.optim, or function(parameters)"
@@ -240,41 +226,26 @@ def described(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
 
 
-Metric = Callable[[Any, Any], Any]
-
-
 def metrics_of(given: Any) -> dict[str, Any]:
     """Return metrics by name.
 
     Args:
-        given: a dict, or a list, of `"accuracy"`, names in `torch.nn.functional`, metrics of
-            torchmetrics, and `function(output, label)` that returns the mean, or `[rows]`.
+        given: a dict, or a list, of `"accuracy"`, metrics of torchmetrics, and
+            `function(output, label)` that returns the mean, or `[rows]`.
     """
-    listed = given if isinstance(given, Mapping) else {_name_of(each): each for each in given or ()}
-    return {str(name): _metric(each) for name, each in listed.items()}
+    if not isinstance(given, Mapping):
+        given = {_name_of(each): each for each in given or ()}
+    for each in given.values():
+        if each != ACCURACY and not callable(each):
+            raise ConfigError(
+                f"metrics has {each!r}: give 'accuracy', a function(output, label), or a metric of "
+                "torchmetrics"
+            )
+    return dict(given)
 
 
 def _name_of(metric: Any) -> str:
-    return metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
-
-
-def _metric(given: Any) -> Any:
-    from torch import nn
-
-    if given == ACCURACY or (not isinstance(given, str) and callable(given)):
-        return given
-    if isinstance(given, str):
-        return _named(given, (nn.functional,), "metrics")
-    raise ConfigError(
-        f"metrics has {given!r}: give 'accuracy', a function(output, label), or a metric of "
-        "torchmetrics"
-    )
-
-
-def is_greater_better(name: str, metric: Any) -> bool:
-    """Whether more of a metric is better: torchmetrics says it, otherwise its name."""
-    own = getattr(metric, "higher_is_better", None)
-    return name.removeprefix("val_").endswith(_GREATER) if own is None else bool(own)
+    return metric if metric == ACCURACY else getattr(metric, "__name__", type(metric).__name__)
 
 
 def accuracy(loss: Loss, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import DataFrame
 
@@ -15,34 +14,24 @@ from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
 from sparkdl.ml.estimators.columns import check_travels
 from sparkdl.ml.estimators.network import NetworkEstimator
 from sparkdl.ml.estimators.torch_batch import check_optimizer, loss_of, metrics_of
-from sparkdl.ml.estimators.torch_module import ModuleTask, inputs_of
 from sparkdl.ml.estimators.torch_train import (
-    LightningTask,
+    ModuleTask,
     TorchTask,
     check_lightning,
     check_trainer_args,
+    inputs_of,
     train,
 )
 from sparkdl.ml.estimators.training import Inputs, check_fits, check_schema
-from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
 from sparkdl.ml.scoring.model import TorchModel
 from sparkdl.ml.scoring.source import NUMBER, Signature, Tensor
 from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from sparkdl.ml.estimators.options import LightningParams, TorchParams
-
 _WEIGHT = "the column sample_weight"
-_SHARED = (
-    *("input_mapping", "input_shapes", "batch_size", "epochs", "model_dir"),
-    *("num_workers", "label_col", "shuffle", "strategy", "verbose", *TRAINING, *SCORING, *COLUMNS),
-)
 
 
-class ModuleEstimator(NetworkEstimator[TorchModel]):
-    def __init__(self, model: Any, callbacks: Any, params: Mapping[str, Any]) -> None:
+class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "trainer_args"]):
+    def __init__(self, model: Any = None, *, callbacks: Any = (), **params: Any) -> None:
         super().__init__()
         self._begin(callbacks, params)
         if model is not None:
@@ -73,7 +62,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
             name = type(self).__name__
             raise ConfigError(f"{name} has no model: give it one, {name}(model=…)")
         task = self._task()
-        check_schema(task, dataset.schema)
+        check_schema(task.columns, dataset.schema)
         check_fits(self._inputs(task), dataset.schema)
         if SAMPLE_WEIGHT in (*task.columns.features, *task.columns.labels):
             raise ConfigError(
@@ -88,9 +77,9 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         content, signature, summary = self._trained(dataset, training)
         return self._with_values(TorchModel._of(content, signature), summary)
 
-    def _task(self) -> TorchTask | LightningTask:
+    def _task(self) -> ModuleTask:
         """Return the nodes' task, after the checks that are possible here."""
-        raise NotImplementedError
+        return ModuleTask(**self._task_fields())
 
     def _check_callbacks(self, found: Any) -> None:
         for each in found if isinstance(found, list | tuple) else [found]:
@@ -101,13 +90,10 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
                 )
 
     def _task_fields(self) -> dict[str, Any]:
-        return {
-            **super()._task_fields(),
-            "made": self._made,
-            "shapes": self.getInputShapes(),
-            "strategy": self.getStrategy(),
-            "verbose": self.getVerbose(),
-        }
+        given = self.getTrainerArgs()
+        check_trainer_args(given, () if callable(self._callbacks) else self._callbacks)
+        own = {"made": self._made, "shapes": self.getInputShapes(), "trainer_args": given}
+        return {**super()._task_fields(), **own}
 
     def _inputs(self, task: ModuleTask) -> Inputs:
         """Return the input for each column; the inputs are unnamed if nodes make the model."""
@@ -125,10 +111,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel]):
         return inputs_of(signature, task)
 
 
-class TorchEstimator(
-    ModuleEstimator,
-    params=[*_SHARED, "learning_rate", "optimizer_args", "optimizer", "loss", "metrics"],
-):
+class TorchEstimator(ModuleEstimator, params=["optimizer", "loss", "metrics"]):
     """Fits a module of PyTorch on `num_workers` nodes, which train in step.
 
     `TorchEstimator(model, loss="MSELoss", num_workers=2, epochs=5).fit(df)` returns a `TorchModel`.
@@ -143,7 +126,8 @@ class TorchEstimator(
         callbacks: of Lightning, whose `pl_module.module` is the model; or a function without
             arguments that makes the list. One that sets `trainer.should_stop` ends the training.
         params: parameters by name. `optimizer` may be a name, a class or a function of the
-            parameters, `loss` a name, a module or a function of output and label.
+            parameters, `loss` a name, a module or a function of output and label, `trainer_args`
+            those of the `Trainer`: `gradient_clip_val`, `precision`, `logger`, `strategy`, …
 
     Raises:
         ConfigError: if `model` is neither; if there is no such parameter, or it cannot have that
@@ -152,11 +136,6 @@ class TorchEstimator(
     """
 
     __module__ = "sparkdl"
-
-    def __init__(
-        self, model: Any = None, *, callbacks: Any = (), **params: Unpack[TorchParams]
-    ) -> None:
-        super().__init__(model, callbacks, params)
 
     def _task(self) -> TorchTask:
         if self.getLoss() is None:
@@ -169,38 +148,26 @@ class TorchEstimator(
             check_lightning()
         task = TorchTask(
             optimizer=self.getOptimizer(),
-            optimizer_args=self.getOptimizerArgs(),
             loss=self.getLoss(),
             metrics=self.getMetrics(),
-            learning_rate=self.getLearningRate(),
             **self._task_fields(),
         )
         # An early check, without an import of PyTorch: the nodes check again.
         if "torch" in sys.modules:
             check_optimizer(task.optimizer)
             loss_of(task.loss)
-            _check_monitor(task, metrics_of(task.metrics))
+            metrics_of(task.metrics)
         return task
 
 
-def _check_monitor(task: TorchTask, metrics: Mapping[str, Any]) -> None:
-    names = ["loss", *metrics]
-    names += [f"val_{name}" for name in names] if task.validates else []
-    monitor = task.stopping.monitor
-    if task.stopping.patience and monitor and monitor not in names:
-        raise ConfigError(
-            f"early_stopping_monitor={monitor!r} must be one of the history's {', '.join(names)}"
-        )
-
-
-class LightningEstimator(ModuleEstimator, params=[*_SHARED, "trainer_args"]):
+class LightningEstimator(ModuleEstimator):
     """Fits a `LightningModule` on `num_workers` nodes, by Lightning's own `Trainer`.
 
     `LightningEstimator(module, num_workers=2, epochs=5).fit(df)` returns a `TorchModel`, which
     scores by the module's `forward`. The module's steps are given `(features, label)`, with
     `weight_col` `(features, label, weight)`; several features are a dict by input. Floats come in
-    the dtype of the module's parameters, others as the column has them. The history holds `loss`,
-    and what the module logs.
+    the dtype of the module's parameters, others as the column has them. The history holds what the
+    module logs.
 
     Args:
         model: a `LightningModule`, or a function without arguments that makes one on each node.
@@ -214,13 +181,3 @@ class LightningEstimator(ModuleEstimator, params=[*_SHARED, "trainer_args"]):
     """
 
     __module__ = "sparkdl"
-
-    def __init__(
-        self, model: Any = None, *, callbacks: Any = (), **params: Unpack[LightningParams]
-    ) -> None:
-        super().__init__(model, callbacks, params)
-
-    def _task(self) -> LightningTask:
-        given = self.getTrainerArgs()
-        check_trainer_args(given, () if callable(self._callbacks) else self._callbacks)
-        return LightningTask(trainer_args=given, **self._task_fields())

@@ -25,7 +25,6 @@ from sparkdl.core.errors import (
     FeedTypeError,
     ReadError,
     ResultError,
-    ShutdownTimeoutError,
 )
 from sparkdl.core.failure import Code
 from sparkdl.core.files import absolute_url
@@ -40,7 +39,6 @@ from sparkdl.driver.launch import launch
 from sparkdl.ml.estimators.columns import (
     VALIDATION,
     Columns,
-    Task,
     by_tensor,
     outputs_by_column,
 )
@@ -53,9 +51,6 @@ from sparkdl.values.types import NUMERIC, spark_family
 _log = logging.getLogger(__name__)
 Inputs = Mapping[str, Tensor]
 """Column to model input."""
-_MARK = "sparkdl_is_validation"
-_SHARES = 1_000_000
-"""Into so many shares rows fall by their hash."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +61,10 @@ class Training:
         map_fun: runs on every node, with `args`.
         columns: the columns to feed; empty for all.
         validation_col: boolean column that marks the validation rows, if there are any.
-        validation_split: the share of rows to validate with instead, below 1; 0 for none.
-        seed: determines the rows that `validation_split` takes.
-        check: given the rows and the name of their feed, raises if they cannot be trained with.
-        refuses_nulls: a null ends the feeding, where numpy would have NaN for it.
-        return_timeout_s: how long `map_fun` may take to return after the last row.
-        cache: whether Spark persists the rows meanwhile.
-        reader: `nodes`, `spark` or `auto`: reads the rows' Parquet files, see `Cluster.feed`.
         options: of `sparkdl.launch`.
+        least_rows: to train on, and to validate with if there are such: one for each node that
+            trains.
+        refuses_nulls: a null ends the feeding, where numpy would have NaN for it.
     """
 
     map_fun: Callable[[Any, Any], Any]
@@ -82,14 +73,9 @@ class Training:
     epochs: int
     columns: tuple[str, ...]
     validation_col: str | None
-    return_timeout_s: float
-    cache: bool
-    check: Callable[[DataFrame, str], None] | None = None
-    refuses_nulls: bool = False
-    validation_split: float = 0.0
-    seed: int = 0
-    reader: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
+    least_rows: int = 1
+    refuses_nulls: bool = False
 
     def run(self, dataset: DataFrame) -> TrainingSummary:
         """Train, and return what came of it.
@@ -101,24 +87,27 @@ class Training:
             NodeFailedError: if a node failed; and whatever `launch`, `feed` and `wait` raise.
         """
         start_s = time.monotonic()
+        training, validation = self.rows(dataset)
         with (
-            self.rows(dataset) as (training, validation),
-            self._nulls_named(),
+            _nulls_named(),
             _own_checkpoints(dataset, self.options) as options,
             launch(dataset.sparkSession, self.map_fun, self.args, self.nodes, **options) as cluster,
         ):
             if url := cluster.tensorboard_url():
                 _log.info("TensorBoard answers at %s", url)
             report = self._feed(cluster, training, validation)
-            results = self._results(cluster)
+            try:
+                results = cluster.results()
+            except ResultError as error:
+                _log.warning("The model was trained, but has no history: %s", error)
+                results = []
         history = history_of(results[0] if results else None)
         warn_of_no_numbers(history.get("loss", ()))
         seconds = time.monotonic() - start_s
         return TrainingSummary(history, report, seconds, tuple(results))
 
-    @contextmanager
-    def rows(self, dataset: DataFrame) -> Iterator[tuple[DataFrame, DataFrame | None]]:
-        """Give the rows to train on, and those to validate with."""
+    def rows(self, dataset: DataFrame) -> tuple[DataFrame, DataFrame | None]:
+        """Return the rows to train on, and those to validate with."""
         marker = self.validation_col
         names = self.columns or tuple(name for name in dataset.columns if name != marker)
         check_columns(dataset.columns, (*names, *([marker] if marker else [])))
@@ -127,71 +116,32 @@ class Training:
         placed, found = addressed(dataset)
         used = dict(zip(dataset.columns, found, strict=True))
         places = {n: functions.col(used[n]) for n in (*names, *([marker] if marker else []))}
-        mark = self._mark(dataset.schema, [places[name] for name in names], places)
         columns = [places[name].alias(name) for name in names]
-        rows = placed.select(*columns, *([] if mark is None else [mark.alias(_MARK)]))
-        if self.cache:
-            rows.persist()
-        training, validation = rows, None
-        try:
-            if mark is not None:
-                # A null is neither true nor false to Spark: such rows would be in no part.
-                mark = functions.coalesce(functions.col(_MARK), functions.lit(False))
-                training, validation = rows.where(~mark).drop(_MARK), rows.where(mark).drop(_MARK)
-            with named_jobs(dataset.sparkSession, "sparkdl", "fit, first rows"):
-                self._check(training, DEFAULT_FEED)
-                if validation is not None:
-                    self._check(validation, VALIDATION)
-            yield self._fed(training), None if validation is None else self._fed(validation)
-        finally:
-            if self.cache:
-                rows.unpersist()
+        training, validation = placed.select(*columns), None
+        if marker:
+            kind = dataset.schema[marker].dataType
+            if not isinstance(kind, BooleanType):
+                raise ConfigError(
+                    f"validation_indicator_col={marker!r} must be a boolean column, and is of type "
+                    f"{kind.simpleString()}"
+                )
+            # A null is neither true nor false to Spark: such rows would be in no part.
+            mark = functions.coalesce(places[marker], functions.lit(False))
+            training = placed.where(~mark).select(*columns)
+            validation = placed.where(mark).select(*columns)
+        with named_jobs(dataset.sparkSession, "sparkdl", "fit, first rows"):
+            self._check(training, "train on")
+            if validation is not None:
+                self._check(validation, f"validate with, by validation_indicator_col={marker!r}")
+        return self._fed(training), None if validation is None else self._fed(validation)
 
-    def _mark(
-        self, schema: StructType, columns: Sequence[Column], places: Mapping[str, Column]
-    ) -> Column | None:
-        """Return the condition that marks validation rows; None if there are none."""
-        marker = self.validation_col
-        if marker is None and not self.validation_split:
-            return None
-        if marker is None:
-            # By a row's content, not its place: Spark may compute rows twice, in another order.
-            hashed = functions.xxhash64(functions.lit(self.seed), *columns)
-            share = functions.pmod(hashed, functions.lit(_SHARES))
-            return share < int(self.validation_split * _SHARES)
-        if self.validation_split:
+    def _check(self, rows: DataFrame, use: str) -> None:
+        found = len(rows.select(functions.lit(1)).take(self.least_rows))
+        if found < self.least_rows:
             raise ConfigError(
-                f"validation_indicator_col={marker!r} and validation_split="
-                f"{self.validation_split} both say which rows to validate with: leave one out"
+                f"the DataFrame has {found} rows to {use}: at least {self.least_rows} must be "
+                "there, one for each node that trains"
             )
-        kind = schema[marker].dataType
-        if not isinstance(kind, BooleanType):
-            raise ConfigError(
-                f"validation_indicator_col={marker!r} must be a boolean column, and is of type "
-                f"{kind.simpleString()}"
-            )
-        return places[marker]
-
-    @contextmanager
-    def _nulls_named(self) -> Iterator[None]:
-        try:
-            yield
-        except (PySparkException, ReadError) as error:
-            if found := Code.NULL_VALUE.values_in(error):
-                raise FeedTypeError(null_advice(found[0])) from error
-            raise
-
-    def _check(self, rows: DataFrame, feed: str) -> None:
-        if self.check is not None:
-            self.check(rows, feed)
-        elif rows.isEmpty():
-            none = "no rows to train on: give one with rows, or remove its filters"
-            if feed != DEFAULT_FEED:
-                marker = f"validation_indicator_col={self.validation_col!r} is true in none"
-                if self.validation_col is None:
-                    marker = f"validation_split={self.validation_split} takes none"
-                none = f"no rows to validate with: {marker}"
-            raise ConfigError(f"the DataFrame has {none}")
 
     def _fed(self, rows: DataFrame) -> DataFrame:
         return rows.select(*map(without_nulls, rows.schema)) if self.refuses_nulls else rows
@@ -201,30 +151,25 @@ class Training:
     ) -> FeedReport:
         validating: Future[FeedReport] | None = None
         if validation is not None:
-            validating = cluster.feed_async(
-                validation, self.epochs, feed=VALIDATION, reader=self.reader
-            )
+            validating = cluster.feed_async(validation, self.epochs, feed=VALIDATION)
             # By a callback, so that its readers see its end also while this thread waits below.
             validating.add_done_callback(lambda _: cluster.end_feeds(VALIDATION))
-        report = cluster.feed(training, self.epochs, reader=self.reader)
+        report = cluster.feed(training, self.epochs)
         cluster.end_feeds(DEFAULT_FEED)
-        try:
-            cluster.wait(self.return_timeout_s)
-        except TimeoutError as error:
-            raise ShutdownTimeoutError(
-                f"{error}. If train_fn only needs longer, for example to save a model, raise "
-                "shutdown_timeout"
-            ) from None
+        cluster.wait()
         if validating is not None:
-            validating.result(self.return_timeout_s)
+            validating.result()
         return report
 
-    def _results(self, cluster: Cluster) -> list[Any]:
-        try:
-            return cluster.results(self.return_timeout_s)
-        except ResultError as error:
-            _log.warning("The model was trained, but has no history: %s", error)
-            return []
+
+@contextmanager
+def _nulls_named() -> Iterator[None]:
+    try:
+        yield
+    except (PySparkException, ReadError) as error:
+        if found := Code.NULL_VALUE.values_in(error):
+            raise FeedTypeError(null_advice(found[0])) from error
+        raise
 
 
 @contextmanager
@@ -261,13 +206,7 @@ def check_columns(known: Sequence[str], names: Sequence[str]) -> None:
 # feeding, see `without_nulls`, and nodes check the lengths of arrays.
 
 
-def check_schema(task: Task, schema: StructType) -> None:
-    columns, stopping = task.columns, task.stopping
-    if stopping.patience and (stopping.monitor or "").startswith("val_") and not task.validates:
-        raise ConfigError(
-            f"early_stopping_monitor={stopping.monitor!r} needs rows to validate with: set "
-            "validation_indicator_col, or validation_split"
-        )
+def check_schema(columns: Columns, schema: StructType) -> None:
     check_columns(schema.names, columns.names)
     for name in columns.features:
         if spark_family(schema[name].dataType) == "other":
@@ -299,22 +238,6 @@ def check_labels(columns: Columns, outputs: Sequence[Tensor], schema: StructType
     for output, names in by_tensor(by_column).items():
         if len(names) > 1:
             check_parts({name: schema[name].dataType for name in names}, tensors[output])
-
-
-def check_rows(task: Task, nodes: int, rows: DataFrame, feed: str) -> None:
-    """Check that there is a row for each node.
-
-    Args:
-        feed: `VALIDATION` for the rows that are validated with.
-    """
-    found = len(rows.select(functions.lit(1)).take(nodes))
-    if found < nodes:
-        what = "rows to validate with" if feed == VALIDATION else "rows to train on"
-        marked = ", by validation_indicator_col or validation_split" if task.validates else ""
-        raise ConfigError(
-            f"the DataFrame has {found} {what}{marked}: each of the {nodes} nodes needs one at "
-            "least"
-        )
 
 
 def _wrong_type(schema: StructType, name: str, advice: str) -> ConfigError:

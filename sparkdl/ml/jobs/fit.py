@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _NODES_ONLY = (
     *("num_gpus", "max_restarts", "recovery", "feeding", "observe", "startup", "checkpoint_dir"),
-    *("shutdown_timeout", "feed_reader", "class_weight", "verbose"),
 )
 
 
@@ -76,8 +75,8 @@ def fit_keras(
     task: KerasTask, training: Training, plan: Plan, dataset: DataFrame
 ) -> tuple[bytes, Signature, TrainingSummary]:
     """Train; return the model as a `.keras` file, its signature, and a summary of the training."""
+    rows, validation = training.rows(dataset)
     with (
-        training.rows(dataset) as (rows, validation),
         Jobs(dataset.sparkSession, plan) as jobs,
         jobs.sent(task.recipe.made if isinstance(task.recipe.made, bytes) else None) as content,
     ):

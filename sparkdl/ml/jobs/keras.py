@@ -16,7 +16,6 @@ from sparkdl.ml.estimators.keras_train import (
     Fitting,
     KerasTask,
     arranged,
-    callbacks_of,
     own_callbacks,
 )
 from sparkdl.ml.scoring.share import task_share
@@ -124,7 +123,7 @@ class KerasMaster:
         self.task, self.model = task, task.recipe.model()
         _check(self.model)
         self.callbacks = keras.callbacks.CallbackList(
-            [*callbacks_of(task, is_chief=True), *own_callbacks(task)],
+            own_callbacks(task),
             add_history=True,
             model=self.model,
             epochs=task.epochs,

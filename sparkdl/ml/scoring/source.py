@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 from sparkdl.core.errors import ConfigError
 
 Format = Literal["saved_model", "keras", "module", "function"]
-STRATEGIES = ("ddp", "ddp_find_unused_parameters_true", "fsdp")
-"""How nodes train a model of PyTorch in step."""
 NUMBER = "number"
 """The dtype of an input that takes whatever numbers come."""
 ANY = "any"

@@ -126,10 +126,7 @@ def test_fit_names_the_column_that_holds_a_null(spark_cluster: SparkSession, fol
         epochs=1,
         columns=("x", "y"),
         validation_col=None,
-        return_timeout_s=60.0,
-        cache=False,
         refuses_nulls=True,
-        reader="nodes",
         options={"framework": "plain"},
     )
     with pytest.raises(FeedTypeError, match=r"column 'y' holds a null.*dropna"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkdl.core.errors import ConfigError, LaunchError, ShutdownTimeoutError
+from sparkdl.core.errors import ConfigError, LaunchError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.driver.options import Observe
 from sparkdl.ml.estimators import training
@@ -33,15 +33,13 @@ def plain(train_fn: Any, **args: Any) -> Any:
 
 def test_train_fn_gets_rows_by_mapping_and_merged_arguments(frame: DataFrame) -> None:
     estimator = plain(train_fns.read, batch_size=7, epochs=1, mine="x")
-    model = (
-        estimator.setEpochs(2).setInputMapping({"z": "b", "x": "a"}).setWeightCol("w").fit(frame)
-    )
+    model = estimator.setEpochs(2).setInputMapping({"z": "b", "x": "a"}).fit(frame)
     (result,) = model.summary.results
     total = 2 * sum(range(ROWS))
     assert result["sums"] == {"a": total, "b": 10 * total}
     assert result["tensors"] == ["a", "b"]
     assert result["args"] == {
-        "batch_size": 7, "epochs": 2, "mine": "x", "steps": 1000, "seed": None, "weight_col": "w",
+        "batch_size": 7, "epochs": 2, "mine": "x", "steps": 1000, "framework": "plain",
     }  # fmt: skip
     assert result["role"] == "chief"
     assert model.history == {"rows": [2 * ROWS], "loss": [0.5, 0.25]}
@@ -52,9 +50,8 @@ def test_train_fn_gets_rows_by_mapping_and_merged_arguments(frame: DataFrame) ->
 
 
 def test_marked_rows_are_validated_with_and_not_trained_on(frame: DataFrame) -> None:
-    estimator = plain(train_fns.validate, batch_size=4).setInputMapping({"x": "x"}).setEpochs(3)
-    estimator.setValidationIndicatorCol("held").setWeightCol("w").setCache(True)
-    model = estimator.fit(frame)
+    estimator = plain(train_fns.validate, batch_size=4).setInputMapping({"x": "x", "w": "w"})
+    model = estimator.setEpochs(3).setValidationIndicatorCol("held").fit(frame)
     held = float(sum(range(0, ROWS, 4)))
     assert model.history == {
         "x": [sum(range(ROWS)) - held] * 3,
@@ -71,13 +68,6 @@ def test_validation_rows_that_nobody_reads_and_results_that_cannot_travel_do_no_
     assert model.hasSummary
     assert model.history == {}
     assert "has no history" in caplog.text
-
-
-def test_train_fn_that_does_not_return_is_ended_with_an_error(frame: DataFrame) -> None:
-    # grace_secs is passed to train_fn, and ends nothing.
-    late = plain(train_fns.never_return).setGraceSecs(1).setShutdownTimeout(2)
-    with pytest.raises(ShutdownTimeoutError, match=r"after 2 s\..* raise shutdown_timeout"):
-        late.fit(frame)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +115,7 @@ def test_ps_and_tensorboard_are_asked_of_the_launch_and_its_address_is_told(
     monkeypatch.setattr(training, "launch", launch)
     estimator = plain(train_fns.read).setClusterSize(3).setNumPS(1).setDriverPSNodes(True)
     with pytest.raises(LaunchError, match="no nodes here"):
-        estimator.setTensorboard(True).setTensorboardDir("/logs").fit(frame)
+        estimator.setTensorboard(True).setModelDir("/logs").fit(frame)
     assert asked["nodes"] == 3
     assert asked["roles"] == Roles(ps=1, ps_on_driver=True, chief="chief")
     assert asked["observe"] == Observe(tensorboard="/logs")

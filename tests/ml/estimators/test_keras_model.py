@@ -18,7 +18,7 @@ from sparkdl.ml.estimators.keras_model import (
     from_config,
     inputs_of,
 )
-from sparkdl.ml.estimators.keras_train import Fitting, KerasTask, _weight, arranged
+from sparkdl.ml.estimators.keras_train import Fitting, KerasTask, arranged
 from sparkdl.ml.scoring.keras_objects import checked_file, loaded, registered, saved
 from sparkdl.ml.scoring.source import Tensor
 from sparkdl.ml.scoring.tensorflow import keras_predictor
@@ -182,15 +182,6 @@ def test_labels_are_in_the_structure_of_the_outputs() -> None:
     assert [each.tolist() for each in found] == [[2] * 4, [3] * 4]
     with pytest.raises(ConfigError, match=r"outputs dense_.*label_col={'l': '', 'm': '', 'n': ''}"):
         made(heads, Columns({"f": "", "g": ""}, dict.fromkeys("lmn", "")))
-
-
-@pytest.mark.parametrize("labels", [[0, 1, 2], [[1, 0, 0], [0, 1, 0], [0, 0, 1]], [[0], [1], [2]]])
-def test_rows_have_the_weight_of_their_class_and_their_own(labels: Any) -> None:
-    import tensorflow as tf
-
-    found = _weight(tf.constant([1, 2, 3]), tf.constant(labels), {0: 0.5, 2: 10.0})
-    assert found.numpy().tolist() == [0.5, 2.0, 30.0]
-    assert _weight(None, tf.constant(labels), {}) is None
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.columns import Columns, EarlyStopping
-from sparkdl.ml.estimators.torch_train import LightningTask, Watch, check_trainer_args, train
+from sparkdl.ml.estimators.columns import Columns
+from sparkdl.ml.estimators.torch_train import ModuleTask, check_trainer_args, train
 from tests.doubles.lazy import Lazy
 from tests.ml.torch_fits import Alone, X, Y, line, net
 
@@ -21,22 +21,11 @@ lightning = pytest.mark.skipif(not find_spec("lightning"), reason="Lightning is 
 its_warnings = pytest.mark.filterwarnings("ignore")
 
 
-def test_watch_knows_which_way_is_better() -> None:
-    for name, values, best in (
-        ("val_loss", [3.0, 2.0, 2.05, 1.9], [True, True, False, False]),
-        ("val_accuracy", [0.1, 0.3, 0.3, 0.6], [True, True, False, True]),
-        ("loss", [float("nan"), 1.0, float("nan"), 0.5], [False, True, False, True]),
-    ):
-        watch = Watch(EarlyStopping(2, name, 0.15), True, {})
-        assert [watch.improves({name: value}) for value in values] == best
-        assert watch.stops == (not any(best[-2:]))
-
-
 def fit(trainer_args: dict[str, Any], ctx: Any, **fields: Any) -> dict[str, Any]:
     columns = Columns({"x": ""}, {"y": ""})
     given = {"made": line, "batch_size": 4, "epochs": 4, "seed": 1, "validates": True, **fields}
     args = {"accelerator": "cpu", **trainer_args}
-    return train(LightningTask(columns=columns, name="fit", trainer_args=args, **given), ctx)
+    return train(ModuleTask(columns=columns, name="fit", trainer_args=args, **given), ctx)
 
 
 @pytest.mark.parametrize(
@@ -46,20 +35,12 @@ def fit(trainer_args: dict[str, Any], ctx: Any, **fields: Any) -> dict[str, Any]
         ({"limit_train_batches": 1}, "limit_train_batches=1: an epoch is one pass"),
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs=1: the load"),
         ({"num_nodes": 2}, "num_nodes=2: set num_workers"),
+        ({"callbacks": []}, "callbacks=.*: set callbacks of the estimator"),
     ],
 )
 def test_argument_that_changes_how_often_rows_are_read_is_refused(given: Any, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         check_trainer_args(given)
-
-
-@lightning
-def test_argument_that_lightning_does_not_know_is_refused() -> None:
-    import lightning.pytorch  # noqa: F401
-
-    check_trainer_args({"max_steps": 5})
-    with pytest.raises(ConfigError, match=r"must be an argument of .*; did you mean 'max_steps'"):
-        check_trainer_args({"max_step": 2})
 
 
 def test_module_of_another_kind_is_refused() -> None:
@@ -69,31 +50,27 @@ def test_module_of_another_kind_is_refused() -> None:
 
 def test_callbacks_that_read_rows_are_refused() -> None:
     finder = type("BatchSizeFinder", (), {})()
-    for given, callbacks in (({}, [finder]), ({"callbacks": finder}, [])):
-        with pytest.raises(ConfigError, match="a BatchSizeFinder, which reads rows beside"):
-            check_trainer_args(given, callbacks)
+    with pytest.raises(ConfigError, match="a BatchSizeFinder, which reads rows beside"):
+        check_trainer_args({}, [finder])
+
+
+@lightning
+def test_checkpoint_that_a_restart_would_not_find_is_refused() -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    with pytest.raises(ConfigError, match="a ModelCheckpoint without a dirpath"):
+        fit({}, Alone(x=X, y=Y), callbacks=[ModelCheckpoint()], saves=True)
 
 
 @lightning
 @its_warnings
-def test_epochs_that_were_not_validated_have_no_value_and_are_not_judged() -> None:
+def test_epochs_that_were_not_validated_have_no_value() -> None:
     ctx = Alone(x=X[:4], y=Y[:4])
     args = {"check_val_every_n_epoch": 2, "enable_checkpointing": False}
-    history = fit(args, ctx, stopping=EarlyStopping(3))["history"]
+    history = fit(args, ctx)["history"]
     assert [value is None for value in history["val_loss"]] == [True, False, True, False]
-    assert [len(values) for values in history.values()] == [4, 4, 4]
+    assert {len(values) for values in history.values()} == {4}
     assert ctx.passes == {"input": 4, "validation": 2}
-
-
-@lightning
-@its_warnings
-def test_loss_of_the_history_is_whole_where_gradients_are_accumulated() -> None:
-    columns = {"x": X[:8], "y": Y[:8]}
-    (loss,) = fit({"accumulate_grad_batches": 2}, Alone(**columns), epochs=1)["history"]["loss"]
-    torch.manual_seed(1)
-    with torch.no_grad():
-        errors = line()(torch.tensor(X[:8]))[:, 0] - torch.tensor(Y[:8])
-    assert loss == pytest.approx((errors**2).mean().item(), rel=1e-5)
 
 
 @lightning

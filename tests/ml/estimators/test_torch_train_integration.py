@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
-from sparkdl.ml.estimators.columns import Columns, EarlyStopping
-from sparkdl.ml.estimators.torch_train import TorchTask, train
+from sparkdl.ml.estimators.columns import Columns
+from sparkdl.ml.estimators.torch_train import ModuleTask, TorchTask, train
 from sparkdl.ml.scoring.torch import module_of
 from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import launch
@@ -23,11 +23,15 @@ from tests.ml.torch_fits import (
     SEED,
     W,
     Y,
+    adam,
     alone,
     die_once,
+    distance,
+    line,
     net,
     normed,
     partly_used,
+    still,
     stop_on_one,
     weights_of,
     worsen,
@@ -49,11 +53,11 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def task(weighted: bool = False, **fields: Any) -> TorchTask:
     columns = Columns({"x": ""}, {"y": ""}, "w" if weighted else None)
     given = {"made": net, "batch_size": ALL, "epochs": EPOCHS, "loss": "MSELoss", **fields}
-    given = {"optimizer": "adam", "learning_rate": 0.05, "seed": SEED, **given}
+    given = {"optimizer": adam, "seed": SEED, **given}
     return TorchTask(columns=columns, name="fit", **given)
 
 
-def fitted(nodes: Lab, asked: TorchTask, epochs: int | None = None, rows: Any = DATA) -> list[Any]:
+def fitted(nodes: Lab, asked: ModuleTask, epochs: int | None = None, rows: Any = DATA) -> list[Any]:
     """Have the nodes train on the rows; return what they return."""
     nodes.begin(train, asked)
     epochs = epochs or asked.epochs
@@ -73,19 +77,30 @@ def trained(results: list[Any]) -> Any:
     return module_of(results[0]["content"])
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_nodes_train_as_one_process_does(nodes: Lab, strategy: str) -> None:
-    results = fitted(nodes, task(weighted=True, strategy=strategy))
+def test_two_nodes_train_as_one_process_does(nodes: Lab) -> None:
+    results = fitted(nodes, task(weighted=True))
     losses, weights = alone(EPOCHS, weighted=True)
     assert results[0]["history"]["loss"] == pytest.approx(losses, rel=1e-4)
     found = weights_of(trained(results))
     assert all(map(partial(np.allclose, atol=1e-4), found, weights))
 
 
+@pytest.mark.deep
+def test_module_of_lightning_trains_as_alone_and_its_logs_are_the_history(nodes: Lab) -> None:
+    same = DATA[:1] * ROWS  # the mean of the nodes' means is that of all rows, wherever they are
+    columns = Columns({"x": ""}, {"y": ""}, "w")
+    fields: dict[str, Any] = {"made": line, "batch_size": ROWS, "epochs": EPOCHS, "seed": SEED}
+    results = fitted(nodes, ModuleTask(columns=columns, name="fit", **fields), rows=same)
+    assert results[0]["history"]["epoch"] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    losses, weights = alone(EPOCHS, weighted=True, rows=[0] * ROWS)
+    assert results[0]["history"]["loss"] == pytest.approx(losses, rel=1e-4)
+    assert all(map(partial(np.allclose, atol=1e-4), weights_of(trained(results)), weights))
+
+
 def test_history_is_the_mean_over_all_rows_however_they_lie(nodes: Lab) -> None:
     """With a rate of 0, for the weights stay those of the beginning."""
-    fields = {"batch_size": 3, "learning_rate": 0.0, "validates": True, "shuffle": True}
-    metrics = {"mae": "l1_loss"}
+    fields = {"batch_size": 3, "optimizer": still, "validates": True, "shuffle": True}
+    metrics: dict[str, Any] = {"mae": distance}
     if find_spec("torchmetrics"):
         from torchmetrics import MeanSquaredError
 
@@ -114,18 +129,14 @@ def test_lone_rows_are_no_trouble_to_batch_norm(nodes: Lab) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-def test_early_stopping_takes_the_weights_of_the_best_epoch(nodes: Lab) -> None:
-    stopping = EarlyStopping(patience=2)
-    asked = task(epochs=50, stopping=stopping, callbacks=partial(worsen, 4), validates=True)
+def test_callbacks_stop_all_nodes_and_the_best_checkpoint_is_the_model(nodes: Lab) -> None:
+    asked = task(epochs=50, callbacks=partial(worsen, 4), validates=True)
     results = fitted(nodes, asked, epochs=7)
     values = results[0]["history"]["val_loss"]
     assert len(values) == 7
     assert min(values) == values[4]
     _, weights = alone(5)
     assert all(map(partial(np.allclose, atol=1e-4), weights_of(trained(results)), weights))
-
-
-def test_callback_on_one_node_stops_all(nodes: Lab) -> None:
     results = fitted(nodes, task(callbacks=partial(stop_on_one, 1)), epochs=2)
     assert [len(each["history"]["loss"]) for each in results] == [2, 2]
 
@@ -133,7 +144,7 @@ def test_callback_on_one_node_stops_all(nodes: Lab) -> None:
 @pytest.mark.deep
 def test_parameters_without_a_part_in_a_step_need_a_strategy_that_looks() -> None:
     def losses_by(strategy: str) -> Any:
-        asked = task(made=partly_used, strategy=strategy)
+        asked = task(made=partly_used, trainer_args={"strategy": strategy})
         with launch(train, asked, NODES, framework="torch") as cluster:
             cluster.feed(DATA, epochs=EPOCHS)
             return cluster.results(60.0)[0]["history"]["loss"]
@@ -144,24 +155,21 @@ def test_parameters_without_a_part_in_a_step_need_a_strategy_that_looks() -> Non
         losses_by("ddp")
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.deep)])
-def test_killed_node_costs_no_row_and_no_epoch(tmp_path: Path, strategy: str) -> None:
-    asked = task(
-        saves=True,
-        validates=True,
-        strategy=strategy,
-        callbacks=partial(die_once, tmp_path / "died", 2),
-        stopping=EarlyStopping(patience=4),
-    )
+def test_killed_fit_has_the_rows_the_history_and_the_end_of_an_undisturbed_one(
+    tmp_path: Path,
+) -> None:
+    callbacks = partial(die_once, tmp_path / "died", 3)
+    asked = task(epochs=50, saves=True, validates=True, callbacks=callbacks)
     options: dict[str, Any] = {"max_restarts": 1, "checkpoint_dir": str(tmp_path / "saved")}
     with launch(train, asked, NODES, framework="torch", **options) as cluster:
-        validating = cluster.feed_async(DATA, epochs=EPOCHS, feed="validation")
-        report = cluster.feed(DATA, epochs=EPOCHS)
+        validating = cluster.feed_async(DATA, epochs=7, feed="validation")
+        report = cluster.feed(DATA, epochs=7)
         results = cluster.results(120.0)
         validating.result(60.0)
-    losses, weights = alone(EPOCHS)
     assert (tmp_path / "died").exists()
     assert report.rows_used >= EPOCHS * ROWS
-    assert results[0]["history"]["loss"] == pytest.approx(losses, rel=1e-4)
-    assert len(results[0]["history"]["val_loss"]) == EPOCHS
+    losses, weights = alone(3)
+    history = results[0]["history"]
+    assert history["loss"][:3] == pytest.approx(losses, rel=1e-4)
+    assert [len(values) for values in history.values()] == [EPOCHS, EPOCHS], "two worse ones"
     assert all(map(partial(np.allclose, atol=1e-4), weights_of(trained(results)), weights))

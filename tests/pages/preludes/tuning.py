@@ -1,5 +1,6 @@
 """The library of the search, what its trials reach, and a pipeline."""
 
+import keras
 import optuna
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import RegressionEvaluator
@@ -11,8 +12,6 @@ accuracy = 0.5
 
 
 def make():
-    import keras
-
     return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
 
 

@@ -147,15 +147,16 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
         raise NotImplementedError
 
     def _mark(self, df: DataFrame) -> Column | None:
-        """Return the condition that marks validation rows, if it is not left to the feed."""
+        """Return the condition that marks validation rows, if there are any."""
         share = self.getValidation()
         if isinstance(share, str):
             check_columns(df.columns, [share])
             is_bool = isinstance(df.schema[share].dataType, t.BooleanType)
             return f.coalesce(column(share) if is_bool else column(share) > 0, f.lit(False))
-        if not share or self.getTransformationFn() is None:
+        if not share:
             return None
-        # Of the rows as they were: a transformation may be random, and Spark runs it twice.
+        # By a row's content, not its place: Spark may compute rows twice, in another order. Of the
+        # rows as they were, as a transformation may be random.
         hashed = f.xxhash64(f.lit(self.getRandomSeed() or 0), *without_vectors(df))
         return f.pmod(hashed, f.lit(_SHARES)) < int(share * _SHARES)
 
@@ -166,11 +167,9 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
             "epochs": self.getEpochs(),
             "seed": self.getRandomSeed(),
             "shuffle": self.getShuffle() and self.getShufflingBufferSize() != 0,
-            "verbose": 2 if self.getVerbose() else 0,
             "label_col": labels if len(labels) > 1 else labels[0],
             "weight_col": self.getSampleWeightCol(),
             "validation_indicator_col": _MARK if is_marked else None,
-            "validation_split": None if is_marked else self.getValidation(),
             "num_gpus": None if self.getUseGpu() else 0,
         }
         return {name: value for name, value in found.items() if value is not None}

@@ -53,7 +53,7 @@ ESTIMATOR = (
     row("callbacks", "the framework's callbacks", []),
     row("batch_size", "rows of a batch of a process", 32, _int),
     row("epochs", "passes over the training rows", 1, _int),
-    row("verbose", "0 for no progress on the standard output", 1, _int),
+    row("verbose", "accepted, without effect", 1, _int),
     row("random_seed", "of initial weights and of the order of the rows", None, _int),
     row("shuffle", "whether training rows come in random order", True, _bool),
     row("shuffle_buffer_size", "0 is shuffle=False; others have no effect", None, _int),
@@ -75,7 +75,11 @@ _HINTS = (
     *("inmemory_cache_all", "mp_start_method", "partitions_per_process", "reader_pool_type"),
     *("train_reader_num_workers", "val_reader_num_workers", "val_batch_size"),
     *("tensorflow_dataset_prefetch_buffer_size", "num_gpus", "loader_num_epochs"),
-    *("debug_data_loader", "train_async_data_loader_queue_size", "transformation_edit_fields"),
+    *(
+        "debug_data_loader",
+        "train_async_data_loader_queue_size",
+        "transformation_edit_fields",
+    ),
     *("val_async_data_loader_queue_size", "transformation_removed_fields"),
 )
 _STEPS = "an epoch is a pass over the rows, fit(df.sample(…)) makes it shorter"
