@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import shutil
 import zipfile
 from pathlib import Path
@@ -36,9 +35,11 @@ def test_loaded_model_needs_neither_code_nor_the_folder_it_came_from(
     model: Any = TFModel({"export_dir": str(original), "unsaved": object(), "batch_size": 3})
     model.setInputMapping({"x": "x"}).setKeep(False)
     model._summary = TrainingSummary({"loss": [1.0, 0.5]})
-    model.save(str(tmp_path / "stage"))
+    PipelineModel([model]).save(str(tmp_path / "pipeline"))
+    (stage,) = tmp_path.glob("pipeline/stages/0_*")
     shutil.rmtree(original) if original.is_dir() else original.unlink()
-    loaded: Any = TFModel.load(str(tmp_path / "stage"))
+    loaded: Any = PipelineModel.load(str(tmp_path / "pipeline")).stages[0]
+    assert isinstance(loaded, TFModel)
     assert loaded.uid == model.uid
     assert loaded.history == {"loss": [1.0, 0.5]}
     assert (loaded.getBatchSize(), loaded.getKeep()) == (3, False)
@@ -46,10 +47,10 @@ def test_loaded_model_needs_neither_code_nor_the_folder_it_came_from(
     (row,) = loaded.transform(frame).collect()
     assert np.allclose(row[0], linear([[1, 2, 3]])[0])
     with pytest.raises(ConfigError, match=r"holds a sparkdl\.TFModel, not a TFEstimator"):
-        TFEstimator.load(str(tmp_path / "stage"))
-    for folder in ("again", "again", "stage"):
+        TFEstimator.load(str(stage))
+    for folder in ("again", "again"):
         loaded.write().overwrite().save(str(tmp_path / folder))
-    again = TFModel.load(str(tmp_path / "stage"))
+    again = TFModel.load(str(tmp_path / "again"))
     assert again.transform(frame).collect() == [row]
 
 
@@ -103,21 +104,6 @@ def test_folder_is_one_content_also_where_tasks_alone_can_read_it(
 
     monkeypatch.setattr(persistence, "_read_path", read)
     assert files() == {"deep/inner": b"in", "file": b""}
-
-
-def test_pipeline_finds_the_model_by_a_name_that_does_not_say_its_module(
-    spark_ml: SparkSession, saved: Saved, tmp_path: Path
-) -> None:
-    model: Any = TFModel({"export_dir": saved.keras}).setInputMapping({"x": "x"}).setKeep(False)
-    PipelineModel([model]).save(str(tmp_path / "pipeline"))
-    (metadata,) = tmp_path.glob("pipeline/stages/0_*/metadata/part-00000*")
-    assert json.loads(metadata.read_text())["class"] == "sparkdl.TFModel"
-    loaded = PipelineModel.load(str(tmp_path / "pipeline"))
-    assert isinstance(loaded.stages[0], TFModel)
-    frame = spark_ml.createDataFrame([([1.0, 2.0, 3.0],)], ["x"])
-    (row,) = loaded.transform(frame).collect()
-    assert np.allclose(row[0], linear([[1, 2, 3]])[0])
-    assert TFModel.load(str(metadata.parent.parent)).uid == model.uid
 
 
 def test_estimator_keeps_function_arguments_and_parameters(

@@ -74,11 +74,6 @@ def read_all(args: Any, ctx: NodeContext) -> None:
         pass
 
 
-def fail(args: Any, ctx: NodeContext) -> None:
-    """Fail as user code does."""
-    raise ArithmeticError("the user's own mistake")
-
-
 def classifier() -> Any:
     """Make a model of one probability."""
     import keras
@@ -90,23 +85,6 @@ def classifier() -> Any:
             keras.layers.Dense(1, activation="sigmoid"),
         ]
     )
-
-
-def softmax() -> Any:
-    """Make a model of two features and probabilities; its input has no name."""
-    import keras
-
-    layer = keras.layers.Dense(2, activation="softmax", kernel_initializer="zeros")
-    return keras.Sequential([keras.Input((2,)), layer])
-
-
-def difference() -> Any:
-    """Make a model of two inputs without names, which starts as their difference."""
-    import keras
-
-    inputs = [keras.Input((1,)), keras.Input((1,))]
-    scale = keras.layers.Dense(1, kernel_initializer="ones")
-    return keras.Model(inputs, scale(keras.layers.Subtract()(inputs)))
 
 
 def halving(notes: Path) -> list[Any]:
@@ -158,12 +136,6 @@ def curve(params: dict[str, Any], ctx: Any) -> Any:
             threading.Event().wait(0.05)
     ctx.report(0, loss=params["x"] ** 2)
     return {"loss": params["x"] ** 2 + params["n"], "rank": ctx.rank}
-
-
-def distance(params: dict[str, Any], ctx: Any) -> float:
-    """Return how far a trial is from 3, once both nodes of it are there."""
-    ctx.barrier()
-    return float(abs(params["x"] - 3))
 
 
 def network(loss: Any = "mse", **options: Any) -> Any:

@@ -5,7 +5,7 @@ Runs in: driver
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
@@ -98,11 +98,13 @@ class FittedModel(ScoringModel):
         return self.summary.history
 
     def _extra(self) -> dict[str, Any]:
-        return {} if self._summary is None else {"summary": self._summary.saved()}
+        if self._summary is None:
+            return {}
+        return {"summary": asdict(replace(self._summary, results=()))}
 
     def _set_summary(self, metadata: dict[str, Any]) -> None:
         if "summary" in metadata:
-            self._summary = TrainingSummary.loaded(metadata["summary"])
+            self._summary = msgspec.convert(metadata["summary"], TrainingSummary)
 
 
 class TFModel(
