@@ -111,7 +111,7 @@ def _object(kind: type[T]) -> Callable[[Any], T]:
     return convert
 
 
-def _as_it_is(value: Any) -> Any:
+def as_it_is(value: Any) -> Any:
     return value
 
 
@@ -121,12 +121,8 @@ def _bool_or_texts(value: Any) -> bool | Sequence[str]:
 
 _FROM_SPARK = 1
 """TensorFlowOnSpark's number of `InputMode.SPARK`."""
-_ACCESSORS = {
-    "num_ps": "NumPS",
-    "driver_ps_nodes": "DriverPSNodes",
-    "tfrecord_dir": "TFRecordDir",
-    "num_gpus": "NumGPUs",
-}
+_UPPER = {"Ps": "PS", "Tfrecord": "TFRecord", "Gpus": "GPUs"}
+"""Words of names as TensorFlowOnSpark writes them in setters."""
 _int, _text, _bool = TypeConverters.toInt, TypeConverters.toString, TypeConverters.toBoolean
 _dict = TFTypeConverters.toDict
 
@@ -194,13 +190,13 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "'probability' if the model ends in a softmax; set it for a sigmoid of two classes"),
     ("raw_prediction_col", None, _text, "Column of the classes' logits, a vector; set it if the "
      "model's output is such"),
-    ("optimizer", "adam", _as_it_is, "Its name, or an optimizer of Keras; of PyTorch a function of "
+    ("optimizer", "adam", as_it_is, "Its name, or an optimizer of Keras; of PyTorch a function of "
      "the parameters, like functools.partial(torch.optim.SGD, lr=0.1)"),
-    ("loss", None, _as_it_is, "Its name, or a loss of Keras, that of the compiled model if it is "
+    ("loss", None, as_it_is, "Its name, or a loss of Keras, that of the compiled model if it is "
      "not set; of PyTorch a name of torch.nn, a module, or a function of output and label"),
     ("loss_weights", None, _weights, "Of the losses of several outputs: a list, or a dict by "
      "output"),
-    ("metrics", None, _as_it_is, "Names, or metrics of Keras; of PyTorch by name, or a list: "
+    ("metrics", None, as_it_is, "Names, or metrics of Keras; of PyTorch by name, or a list: "
      "'accuracy', functions of output and label, metrics of torchmetrics"),
     ("shuffle", True, _bool, "Whether rows come in random order"),
     ("mode", "nodes", _one_of("nodes", "jobs"), "How to train: on a cluster of nodes, or as Spark "
@@ -209,18 +205,16 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
 
 
 def _accessor(name: str) -> str:
-    return _ACCESSORS.get(name) or "".join(word.title() for word in name.split("_"))
+    return "".join(_UPPER.get(word, word) for word in name.title().split("_"))
 
 
 TABLE = {row[0]: Row(*row, _accessor(row[0])) for row in _ROWS}
-
-
 TRAINING = (
     *("recovery", "feeding", "observe", "startup", "validation_indicator_col", "num_gpus"),
     *("max_restarts", "checkpoint_dir"),
 )
 """Training parameters that TensorFlowOnSpark does not have."""
-SCORING = (*("output_mapping", "output_types", "keep", "handle_invalid", "model_per"),)
+SCORING = ("output_mapping", "output_types", "keep", "handle_invalid", "model_per")
 """Parameters of `transform` that all models have."""
 COLUMNS = ("features_col", "prediction_col", "probability_col", "raw_prediction_col")
 """Spark ML's usual columns."""
@@ -232,9 +226,13 @@ class HasParams(Params):
     Each has a getter, and a setter that returns the stage.
     """
 
+    _rows: Mapping[str, Row] = {}
+
     def __init_subclass__(cls, params: Sequence[str | Row] = (), **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for row in (TABLE[each] if isinstance(each, str) else each for each in params):
+        rows = [TABLE[each] if isinstance(each, str) else each for each in params]
+        cls._rows = {**cls._rows, **{row.name: row for row in rows}}
+        for row in rows:
             # As Spark ML's own classes do: each stage copies it, with itself as the parent.
             param = Param(Params._dummy(), row.name, row.doc, row.converted)
             setattr(cls, row.name, param)
@@ -242,8 +240,7 @@ class HasParams(Params):
             setattr(cls, f"get{row.accessor}", _getter(row))
 
     def _set_table_defaults(self, **own: Any) -> None:
-        names = [param.name for param in self.params if param.name in TABLE]
-        self._setDefault(**{name: own.get(name, TABLE[name].default) for name in names})
+        self._setDefault(**{n: own.get(n, row.default) for n, row in self._rows.items()})
 
     def _values(self) -> Namespace:
         return Namespace({param.name: self.getOrDefault(param) for param in self.params})

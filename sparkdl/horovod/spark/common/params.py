@@ -5,14 +5,14 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/common/params.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.ml.param import TypeConverters
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.texts import did_you_mean
-from sparkdl.ml.params import HasParams, Row
+from sparkdl.ml.params import HasParams, Row, as_it_is
 
 _int, _text, _bool = TypeConverters.toInt, TypeConverters.toString, TypeConverters.toBoolean
 _texts = TypeConverters.toListString
@@ -26,11 +26,7 @@ _ACCESSORS = {
 }
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-def row(name: str, doc: str, default: Any = None, convert: Callable[[Any], Any] = _as_it_is) -> Row:
+def row(name: str, doc: str, default: Any = None, convert: Callable[[Any], Any] = as_it_is) -> Row:
     """Return a parameter with the setter and getter that Horovod has for it."""
     words = name.strip("_").split("_")
     accessor = _ACCESSORS.get(name) or "".join(word.title() for word in words)
@@ -75,11 +71,7 @@ _HINTS = (
     *("inmemory_cache_all", "mp_start_method", "partitions_per_process", "reader_pool_type"),
     *("train_reader_num_workers", "val_reader_num_workers", "val_batch_size"),
     *("tensorflow_dataset_prefetch_buffer_size", "num_gpus", "loader_num_epochs"),
-    *(
-        "debug_data_loader",
-        "train_async_data_loader_queue_size",
-        "transformation_edit_fields",
-    ),
+    *("debug_data_loader", "train_async_data_loader_queue_size", "transformation_edit_fields"),
     *("val_async_data_loader_queue_size", "transformation_removed_fields"),
 )
 _STEPS = "an epoch is a pass over the rows, fit(df.sample(…)) makes it shorter"
@@ -92,7 +84,7 @@ _REFUSED = {
     "label_shapes": "labels have the shapes of the outputs: let the loss reshape them",
     "loss_constructors": "give loss=, it is pickled to the processes",
     "terminate_on_nan": "add the callback EarlyStopping('loss', check_finite=True)",
-    "train_minibatch_fn": "the loop is sparkdl's: use sparkdl.TorchEstimator(train_fn=…)",
+    "train_minibatch_fn": "the loop is Lightning's: use sparkdl.LightningEstimator",
     "train_steps_per_epoch": _STEPS,
     "validation_steps_per_epoch": _STEPS,
 }
@@ -104,15 +96,9 @@ OTHERS = (
 
 
 class HorovodParams(HasParams):
-    _rows: tuple[Row, ...] = ()
-
-    def __init_subclass__(cls, params: Sequence[Row] = (), **kwargs: Any) -> None:
-        super().__init_subclass__(params=params, **kwargs)
-        cls._rows = (*cls._rows, *params)
-
     def __init__(self, **kwargs: Any) -> None:
         super().__init__()
-        self._setDefault(**{row.name: row.default for row in self._rows})
+        self._set_table_defaults()
         self.setParams(**kwargs)
 
     def setParams(self, **kwargs: Any) -> Any:
