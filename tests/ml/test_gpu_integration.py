@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from pyspark.sql import functions as f
 
-import sparkdl
 from sparkdl import TorchEstimator, TorchModel, predict
 from tests.doubles.sessions import NO_WORKERS, SparkSessions
 from tests.ml.torch_fits import adam, at_epochs, net
@@ -20,11 +19,8 @@ from tests.ml.torch_fits import adam, at_epochs, net
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkdl import NodeContext
-
 pytestmark = [pytest.mark.gpu, pytest.mark.spark, pytest.mark.torch, pytest.mark.timeout(400)]
 
-_SOON_S = 200.0
 ROWS, SLOTS = 400, 4
 # As Spark's own getGpusResources.sh, which is not in pyspark's packages.
 DISCOVERS = """\
@@ -71,35 +67,6 @@ def points(spark: SparkSession) -> DataFrame:
     return rows.selectExpr("id", x, "float(a - 2 * b) as y")
 
 
-def train(args: None, ctx: NodeContext) -> dict[str, Any]:
-    import torch
-    from torch.utils.data import DataLoader
-
-    torch.manual_seed(0)
-    model = net().to("cuda")
-    optimizer = torch.optim.Adam(model.parameters(), 0.05)
-    losses, rows = [], 0
-    for _ in range(2):
-        for x, y in DataLoader(ctx.torch_dataset(16, x="x", y="y"), batch_size=None):
-            loss = (model(x.to("cuda"))[:, 0] - y.to("cuda")).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            rows += len(y)
-    seen = os.environ["CUDA_VISIBLE_DEVICES"], ctx.num_gpus, torch.cuda.device_count()
-    return {"seen": seen, "losses": losses, "rows": rows}
-
-
-def test_node_trains_on_the_gpu_that_spark_has_discovered(spark: SparkSession) -> None:
-    with sparkdl.launch(spark, train, nodes=1, framework="torch", num_gpus=1) as cluster:
-        cluster.feed(points(spark), epochs=2, timeout_s=_SOON_S)
-        (found,) = cluster.results(_SOON_S)
-    assert found["seen"] == ("0", 1, 1)
-    assert found["rows"] == 2 * ROWS
-    assert found["losses"][-1] < 0.5 * found["losses"][0]
-
-
 def is_on_gpu(epoch: int, trainer: Any) -> None:
     """Fail the training unless its model is on a GPU."""
     assert all(parameter.is_cuda for parameter in trainer.lightning_module.parameters())
@@ -140,7 +107,6 @@ def test_task_slots_share_one_model_on_the_gpu_and_score_as_a_cpu_does(
         np.testing.assert_allclose([found[i] for i in range(ROWS)], module(x), atol=1e-4)
 
     def make() -> Any:
-        import os
 
         import torch
 

@@ -65,6 +65,10 @@ def test_set_parameters_beat_arguments_which_beat_defaults() -> None:
     found: Any = estimator.merge_args_params()
     assert (found.batch_size, found.epochs, found.mine, found.steps) == (64, 7, "x", 1000)
     assert found.cluster_size == 1
+    assert list(TFEstimator(train_fn, ["--lr", "1"]).setEpochs(2).merge_args_params()) == [
+        "--lr",
+        "1",
+    ]
     assert (args.batch_size, args.epochs, vars(estimator.args).get("cluster_size")) == (64, 5, None)
 
 
@@ -91,12 +95,6 @@ def test_option_objects_of_a_saved_stage_are_those_that_were_set(value: Any) -> 
     assert row.convert(json.loads(json.dumps(asdict(value)))) == row.convert(value) == value
     with pytest.raises(TypeError, match=f"to a sparkdl.{type(value).__name__}"):
         row.convert(3)
-
-
-def test_argv_stays_a_list_beside_the_parameters() -> None:
-    found: Any = TFEstimator(train_fn, ["--lr", "1"]).setEpochs(2).merge_args_params()
-    assert list(found) == found.argv == ["--lr", "1"]
-    assert found.epochs == 2
 
 
 @pytest.mark.parametrize(

@@ -59,17 +59,6 @@ def test_trials_run_in_parallel_are_pruned_and_fail_each_for_itself() -> None:
     assert list(study.trials_dataframe()["params_kind"]) == kinds
 
 
-def test_trial_whose_value_is_nan_fails_and_the_others_go_on() -> None:
-    def objective(params: dict[str, Any], _ctx: Any) -> float:
-        return float("nan") if params["n"] == 1 else 2.0
-
-    study = optuna.create_study()
-    for n in (1, 2):
-        study.enqueue_trial({"n": n})
-    found = search(None, objective, numbers, trials=2, study=study, **LOCAL)
-    assert [(t.state.name, t.value) for t in found.trials] == [("FAIL", None), ("COMPLETE", 2.0)]
-
-
 def test_interrupted_search_ends_its_trials_and_starts_no_other() -> None:
     ended: list[int] = []
 

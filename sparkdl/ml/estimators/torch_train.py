@@ -103,7 +103,7 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
     """
     if isinstance(task, TorchTask):
         check_lightning()
-    from torch import load
+    from torch import load, nn
 
     given = _made(task, ctx)
     module = plain(given)
@@ -115,12 +115,19 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
             "find: give it a folder that all nodes reach, or leave out checkpoint_dir"
         )
     if not isinstance(task, TorchTask):
-        _check_module(module)
+        _home(module)
+        # `nn.Module` itself has one, which only raises.
+        if type(module).forward is nn.Module.forward:
+            raise ConfigError(
+                f"{type(module).__name__} has no forward, by which the trained model scores: "
+                "define it"
+            )
     inputs = inputs_of(signature_of(module), task)
     # Before the training, so that a module that cannot travel costs no epochs.
     content = module_content(module)
     check_travels(len(content), task.model_dir)
-    arrange, scores, prefix = Arrange(task, inputs, module), "", ""
+    arrange, prefix = Arrange(task, inputs, module), ""
+    scores: Scores = ""
     if isinstance(task, TorchTask):
         given = Steps(given, task, ctx.num_workers)
         scores, prefix = given.loss.scores, "module."
@@ -190,17 +197,6 @@ def inputs_of(signature: Signature, task: ModuleTask) -> dict[str, Tensor]:
         else tensor
         for column, tensor in found.items()
     }
-
-
-def _check_module(module: Any) -> None:
-    from torch import nn
-
-    _home(module)
-    # `nn.Module` itself has one, which only raises.
-    if type(module).forward is nn.Module.forward:
-        raise ConfigError(
-            f"{type(module).__name__} has no forward, by which the trained model scores: define it"
-        )
 
 
 def _home(module: Any) -> Any:
@@ -288,7 +284,12 @@ class Arrange:
         if self.counts:
             rows = int(batch[SAMPLE_WEIGHT].sum())
             batch = {n: values[: max(rows, 1)] for n, values in batch.items()}
-        x = self._arranged(batch)
+        # Floats come as the model's parameters are; so do several columns that make one input.
+        tensors = {tensor.name: tensor for tensor in self._inputs.values()}
+        x = {
+            name: _input({each: batch[each] for each in columns}, tensors[name], self._dtype)
+            for name, columns in by_tensor(self._inputs).items()
+        }
         self.sample = self.sample or {name: each[:_SAMPLE_ROWS] for name, each in x.items()}
         weight = weights_of(batch, self.columns)
         if rows is not None:
@@ -296,17 +297,6 @@ class Arrange:
         features = x if len(x) > 1 else next(iter(x.values()))
         label = floats_as(self._dtype, labels_of(batch, self.columns))
         return (features, label) if weight is None else (features, label, weight)
-
-    def _arranged(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Return the columns of a batch as the parameters of `forward`, by name.
-
-        Floats come as the model's parameters are; so do several columns that make one input.
-        """
-        tensors = {tensor.name: tensor for tensor in self._inputs.values()}
-        return {
-            name: _input({each: batch[each] for each in columns}, tensors[name], self._dtype)
-            for name, columns in by_tensor(self._inputs).items()
-        }
 
 
 def _input(columns: Mapping[str, Any], tensor: Tensor, dtype: Any) -> torch.Tensor:

@@ -331,8 +331,9 @@ def test_own_parts_several_columns_and_several_labels(
 ) -> None:
     import keras
 
-    def own_loss(y: Any, p: Any) -> Any:
-        return (y - p) ** 2
+    class OwnLoss(keras.losses.Loss):  # type: ignore[misc]
+        def call(self, y: Any, p: Any) -> Any:
+            return (y - p) ** 2
 
     numbers = spark_ml.range(1000, numPartitions=4).selectExpr("rand(1) as a", "rand(2) as b")
     columns = ("float(a) as a", "b", "2 * (a + b) as total", "2 * (a - b) as gap")
@@ -341,7 +342,8 @@ def test_own_parts_several_columns_and_several_labels(
     estimator: Any = KerasEstimator(
         partial(two_headed, kind),
         custom_objects={"Scaled": kind},
-        loss=[own_loss, "mse"],
+        loss=[OwnLoss(), "mse"],
+        metrics=[[keras.metrics.MeanAbsoluteError()], ["mae"]],
         optimizer=keras.optimizers.SGD(0.1),
         loss_weights=[1.0, 0.5],
         features_col=["a", "b"],

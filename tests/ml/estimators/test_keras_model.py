@@ -12,10 +12,8 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.keras_model import (
     Recipe,
-    as_config,
     as_inputs,
     class_labels,
-    from_config,
     inputs_of,
 )
 from sparkdl.ml.estimators.keras_train import Fitting, KerasTask, arranged
@@ -81,25 +79,6 @@ def test_custom_objects_travel_with_a_trained_model_and_the_optimizer_does_not()
     np.testing.assert_allclose(found.predict(x, verbose=0), model.predict(x, verbose=0))
     predictor = keras_predictor(found)
     assert [tensor.name for tensor in predictor.signature.outputs] == ["z"]
-
-
-def test_losses_metrics_and_optimizers_travel_as_class_and_configuration() -> None:
-    import keras
-
-    class Huge(keras.losses.Loss):  # type: ignore[misc]
-        def call(self, y: Any, p: Any) -> Any:
-            return 1e6 * keras.ops.square(y - p)
-
-    given = {
-        "optimizer": keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.5, 9)),
-        "loss": [Huge(name="huge"), "mse"],
-        "metrics": {"a": [keras.metrics.AUC(7)], "b": "mae"},
-    }
-    found = from_config(cloudpickle.loads(cloudpickle.dumps(as_config(given))))
-    assert found["optimizer"].get_config() == given["optimizer"].get_config()
-    assert float(found["loss"][0](np.zeros(1), np.ones(1))) == 1e6
-    assert (found["loss"][1], found["metrics"]["b"]) == ("mse", "mae")
-    assert found["metrics"]["a"][0].num_thresholds == 7
 
 
 def test_outputs_of_a_dict_keep_their_names_where_the_model_is_made_again() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -94,25 +93,6 @@ def test_two_nodes_fit_a_classifier_that_evaluators_take_and_that_is_saved(
     scored.unpersist()
 
 
-def test_regression_of_several_inputs_and_outputs(points: DataFrame) -> None:
-    def loss(output: Any, label: Any) -> Any:
-        return (output[0][:, 0] - label) ** 2
-
-    stage: Any = TorchEstimator(
-        two_in_two_out(),
-        loss=loss,
-        input_mapping={"left": "left", "right": "right"},
-        output_mapping={"output_0": "sums", "output_1": "next"},
-    )
-    rows = points.selectExpr("array(a, b, 1d) as left", "int(label) as right", "label")
-    model = stage.fit(rows)
-    scored = model.transform(rows)
-    assert scored.dtypes[3:] == [("sums", "array<float>"), ("next", "int")]
-    assert {row.next for row in scored.collect()} == {1, 2, 3}
-    with pytest.raises(ConfigError, match="outputs output_0, output_1: setOutputMapping"):
-        model.copy().setOutputMapping({}).transform(rows)
-
-
 @pytest.mark.deep
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool
 def test_spark_tunes_it_with_two_fits_at_once(points: DataFrame) -> None:
@@ -130,28 +110,6 @@ def test_spark_tunes_it_with_two_fits_at_once(points: DataFrame) -> None:
     gc.collect()  # Spark leaves a pool of threads to it
     assert tuned.avgMetrics[1] > tuned.avgMetrics[0]
     assert tuned.transform(points).dtypes[-1] == ("prediction", "double")
-
-
-@pytest.mark.skipif(not find_spec("lightning"), reason="PyTorch Lightning is not installed")
-@pytest.mark.deep
-def test_lightning_module_is_fitted_as_it_is(spark_ml: SparkSession) -> None:
-    rows = spark_ml.range(64, numPartitions=2).selectExpr(
-        "array(id / 64, 1d, 0d) as features", "id / 32 as label", "id % 4 = 0 as held"
-    )
-    stage: Any = LightningEstimator(
-        line,
-        num_workers=2,
-        epochs=12,
-        batch_size=8,
-        validation_indicator_col="held",
-    )
-    model = stage.fit(rows)
-    losses = model.history["val_loss"]
-    assert losses[-1] < 0.3 * losses[0]
-    scored = model.transform(rows)
-    assert scored.dtypes[-1] == ("prediction", "double")
-    errors = [(row.prediction - row.label) ** 2 for row in scored.where("held").collect()]
-    assert sum(errors) / len(errors) == pytest.approx(losses[-1], rel=1e-3)
 
 
 def locked() -> Any:

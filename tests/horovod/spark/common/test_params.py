@@ -16,23 +16,14 @@ def test_parameters_have_horovods_defaults() -> None:
     found = params.getBatchSize(), params.getEpochs(), params.getVerbose(), params.getShuffle()
     assert found == (32, 1, 1, True)
     assert params.getTrainReaderNumWorker() is None
-    assert params.getMetrics() == []
-    param = EstimatorParams.backend  # type: ignore[attr-defined]
-    assert param.name == "backend"
-
-
-def test_constructor_takes_all_parameters_by_keyword() -> None:
     params = EstimatorParams(batch_size=4, feature_cols=["a"], shuffle_buffer_size=0)
     assert (params.getBatchSize(), params.getFeatureCols()) == (4, ["a"])
     assert params.getShufflingBufferSize() == 0
 
 
-def test_unknown_parameter_is_refused_with_the_nearest_name() -> None:
+def test_unknown_parameter_is_refused_with_the_nearest_name_and_a_wrong_type_by_name() -> None:
     with pytest.raises(TypeError, match=r"no parameter 'batchsize'.*batch_size"):
         EstimatorParams(batchsize=4)
-
-
-def test_wrong_type_names_the_parameter() -> None:
     with pytest.raises(TypeError, match="batch_size"):
         EstimatorParams(batch_size="many")
 
