@@ -77,20 +77,23 @@ class Task:
     saves: bool = False
     callbacks: Callbacks = ()
 
+    def made_callbacks(self) -> list[Any]:
+        return list(self.callbacks() if callable(self.callbacks) else self.callbacks)
 
-def inputs_by_column(
-    features: Mapping[str, str], inputs: Sequence[Tensor], advice: str = ""
-) -> dict[str, Tensor]:
-    """Return the model's input that each column feeds; an only input may have any name.
 
-    Args:
-        advice: what else may be wrong, for the error.
-    """
+def inputs_by_column(features: Mapping[str, str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the model's input that each column feeds; an only input may have any name."""
     if len(inputs) == len(set(features.values())) == 1:
         return dict.fromkeys(features, inputs[0])
     by_name = {tensor.name: tensor for tensor in inputs}
     if set(features.values()) == set(by_name):
         return {column: by_name[name] for column, name in features.items()}
+    advice = ""
+    if any(name.startswith("input_layer") for name in by_name):
+        advice = (
+            ". Keras numbers unnamed inputs differently in each process. Name each: "
+            "keras.Input(…, name=…)"
+        )
     raise ConfigError(
         f"the model has the inputs {', '.join(by_name)}, and input_mapping={dict(features)} must "
         f"give each of them a column: setInputMapping({{column: input, …}}){advice}"

@@ -8,14 +8,13 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.columns import inputs_by_column
 from sparkdl.ml.estimators.keras_model import (
     NO_LOSS,
     Recipe,
     as_config,
-    check_callbacks,
     check_inputs,
     inputs_of,
-    keras_inputs_by_column,
     outputs_of,
 )
 from sparkdl.ml.estimators.keras_train import KerasTask, train
@@ -65,13 +64,10 @@ class KerasEstimator(
         custom_objects: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> None:
-        super().__init__()
-        self._begin(callbacks, params)
         self.setCustomObjects(custom_objects or {})
-        if model is not None:
-            self.setModel(model)
-            if not (callable(self._made) or model.compiled or self.getLoss()):
-                raise ConfigError(NO_LOSS)
+        super().__init__(model, callbacks=callbacks, **params)
+        if isinstance(self._made, bytes) and not (model.compiled or self.getLoss()):
+            raise ConfigError(NO_LOSS)
 
     def setModel(self, model: Any) -> KerasEstimator:
         """Set the model: a Keras model, or a function that makes one.
@@ -114,15 +110,12 @@ class KerasEstimator(
     def _known(self) -> dict[str, Any]:
         return {**registered(), **self._objects}
 
-    def _check_callbacks(self, found: Any) -> None:
-        check_callbacks(found)
-
     def _fitted(self, dataset: DataFrame) -> KerasModel:
         check_mode(self)
         task = self._task()
         check_schema(task.columns, dataset.schema)  # before anything that takes time
         if (known := self._signature) is not None:
-            by_column = keras_inputs_by_column(task.columns.features, known.inputs)
+            by_column = inputs_by_column(task.columns.features, known.inputs)
             check_fits(by_column, dataset.schema)
             check_labels(task.columns, known.outputs, dataset.schema)
         training = self._training(train, task)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.columns import inputs_by_column
 from sparkdl.ml.scoring.keras_objects import (
     Objects,
     layer_names,
@@ -126,14 +125,6 @@ def check_inputs(model: Any) -> None:
         )
 
 
-def weights_nbytes(model: Any) -> int:
-    return sum(int(each.nbytes) for each in model.get_weights())
-
-
-_UNNAMED = "input_layer"
-"""Keras' prefix for unnamed input layers; a number follows, which each process counts itself."""
-
-
 def inputs_of(model: Any) -> tuple[Tensor, ...]:
     return tuple(map(tensor_of, model.inputs, layer_names(model.inputs)))
 
@@ -224,25 +215,3 @@ def _is_softmax(tensor: Any) -> bool:
     if isinstance(layer, keras.layers.Softmax):
         return bool(layer.axis in (-1, len(tensor.shape) - 1))
     return getattr(layer, "activation", None) is keras.activations.softmax
-
-
-def keras_inputs_by_column(
-    features: Mapping[str, str], inputs: Sequence[Tensor]
-) -> dict[str, Tensor]:
-    """Call `inputs_by_column`; add advice on Keras' input names to its errors."""
-    unnamed = any(tensor.name.startswith(_UNNAMED) for tensor in inputs)
-    advice = (
-        ". Keras numbers unnamed inputs differently in each process. Name each: "
-        "keras.Input(…, name=…)"
-    )
-    return inputs_by_column(features, inputs, advice * unnamed)
-
-
-def check_callbacks(found: Any) -> None:
-    listed = found if isinstance(found, (list, tuple)) else [found]
-    for each in listed:
-        if isinstance(each, type) or not hasattr(each, "on_epoch_end"):
-            raise ConfigError(
-                f"callbacks={each!r}: give a list of Keras callbacks, or a function without "
-                "arguments that makes it"
-            )

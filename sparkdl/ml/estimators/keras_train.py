@@ -23,18 +23,16 @@ from sparkdl.ml.estimators.columns import (
     by_tensor,
     check_travels,
     delivered,
+    inputs_by_column,
     outputs_by_column,
 )
 from sparkdl.ml.estimators.keras_model import (
     Recipe,
     as_inputs,
     as_outputs,
-    check_callbacks,
     class_labels,
     inputs_of,
-    keras_inputs_by_column,
     outputs_of,
-    weights_nbytes,
     with_softmax,
 )
 from sparkdl.ml.scoring.inputs import check_classes, check_weights, model_input
@@ -80,8 +78,8 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
         model = task.recipe.model()
     # Before the training, so that a model that cannot be returned fails before any epoch.
     checked_file(model, task.recipe.objects)
-    check_travels(weights_nbytes(model), task.model_dir)
-    callbacks = own_callbacks(task)
+    check_travels(sum(each.nbytes for each in model.get_weights()), task.model_dir)
+    callbacks = task.made_callbacks()
     last = ctx.last_checkpoint if task.saves else None
     memory = Memory(callbacks, last.folder if last else None)
     remember = keras.callbacks.LambdaCallback(
@@ -155,7 +153,7 @@ class Fitting:
         outputs = [tensor.name for tensor in outputs_of(model)] if model.outputs else [""]
         return cls(
             columns,
-            keras_inputs_by_column(columns.features, inputs_of(model)),
+            inputs_by_column(columns.features, inputs_of(model)),
             {} if columns.has_plain_label else outputs_by_column(columns.labels, outputs_of(model)),
             class_labels(model.loss, columns.labels, outputs),
         )
@@ -234,12 +232,6 @@ class Memory:
         states = [{name: getattr(each, name) for name in _STATE} for each in self._stoppings]
         content = cloudpickle.dumps([self.history, self.has_stopped, states])
         (folder / _FILE).write_bytes(content)
-
-
-def own_callbacks(task: KerasTask) -> list[Any]:
-    found = task.callbacks() if callable(task.callbacks) else task.callbacks
-    check_callbacks(found)
-    return list(found)
 
 
 def _saved(content: bytes, task: KerasTask, ctx: NodeContext) -> dict[str, Any]:

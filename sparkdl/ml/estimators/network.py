@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -56,8 +56,11 @@ class NetworkEstimator(
     """Attributes that are saved beside the model and the callbacks."""
     _made: bytes | Callable[[], Any] | None = None
     _callbacks: Callbacks = ()
+    _hook = "on_epoch_end"
+    """A method that each callback of the framework has."""
 
-    def _begin(self, callbacks: Any, params: Mapping[str, Any]) -> None:
+    def __init__(self, model: Any = None, *, callbacks: Any = (), **params: Any) -> None:
+        super().__init__()
         self._set_table_defaults(batch_size=_BATCH_ROWS)
         if unknown := [name for name in params if not self.hasParam(name)]:
             known = ["model", "callbacks", *(param.name for param in self.params)]
@@ -68,6 +71,11 @@ class NetworkEstimator(
             )
         self._set(**params)
         self.setCallbacks(callbacks)
+        if model is not None:
+            self.setModel(model)
+
+    @abstractmethod
+    def setModel(self, model: Any) -> Any: ...
 
     def setCallbacks(self, callbacks: Callbacks) -> Any:
         """Set callbacks of the framework: a list, or a function without arguments that makes it.
@@ -78,8 +86,13 @@ class NetworkEstimator(
         Raises:
             ConfigError: if they are not callbacks, or cannot be pickled.
         """
-        if not callable(callbacks):
-            self._check_callbacks(callbacks)
+        listed = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+        for each in () if callable(callbacks) else listed:
+            if isinstance(each, type) or not hasattr(each, self._hook):
+                raise ConfigError(
+                    f"callbacks={each!r}: give a list of the framework's callbacks, or a function "
+                    "without arguments that makes it"
+                )
         try:
             # Tried here, so that the error names the callbacks, and not the whole task.
             cloudpickle.dumps(callbacks)
@@ -93,10 +106,6 @@ class NetworkEstimator(
     def getCallbacks(self) -> Callbacks:
         """Return what `setCallbacks` was given."""
         return self._callbacks
-
-    @abstractmethod
-    def _check_callbacks(self, found: Any) -> None:
-        """Raise a ConfigError if these are no callbacks."""
 
     def _fit(self, dataset: DataFrame) -> M:
         with tracked("fit", estimator=self) as note:

@@ -31,11 +31,7 @@ _WEIGHT = "the column sample_weight"
 
 
 class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "trainer_args"]):
-    def __init__(self, model: Any = None, *, callbacks: Any = (), **params: Any) -> None:
-        super().__init__()
-        self._begin(callbacks, params)
-        if model is not None:
-            self.setModel(model)
+    _hook = "on_train_epoch_end"
 
     def setModel(self, model: Any) -> Any:
         """Set the model: a module, or a function without arguments that makes one on each node.
@@ -80,14 +76,6 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
     def _task(self) -> ModuleTask:
         """Return the nodes' task, after the checks that are possible here."""
         return ModuleTask(**self._task_fields())
-
-    def _check_callbacks(self, found: Any) -> None:
-        for each in found if isinstance(found, list | tuple) else [found]:
-            if isinstance(each, type) or not hasattr(each, "on_train_epoch_end"):
-                raise ConfigError(
-                    f"callbacks={each!r}: give a list of Lightning's callbacks, or a function "
-                    "without arguments that makes it"
-                )
 
     def _task_fields(self) -> dict[str, Any]:
         given = self.getTrainerArgs()

@@ -107,7 +107,7 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
 
     given = _made(task, ctx)
     module = plain(given)
-    callbacks = list(task.callbacks() if callable(task.callbacks) else task.callbacks)
+    callbacks = task.made_callbacks()
     check_trainer_args(task.trainer_args, callbacks)
     if task.saves and any(getattr(each, "dirpath", "") is None for each in callbacks):
         raise ConfigError(

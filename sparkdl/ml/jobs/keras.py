@@ -16,7 +16,6 @@ from sparkdl.ml.estimators.keras_train import (
     Fitting,
     KerasTask,
     arranged,
-    own_callbacks,
 )
 from sparkdl.ml.scoring.share import task_share
 from sparkdl.ml.scoring.tensorflow import check_backend, prepare_worker
@@ -123,7 +122,7 @@ class KerasMaster:
         self.task, self.model = task, task.recipe.model()
         _check(self.model)
         self.callbacks = keras.callbacks.CallbackList(
-            own_callbacks(task),
+            task.made_callbacks(),
             add_history=True,
             model=self.model,
             epochs=task.epochs,

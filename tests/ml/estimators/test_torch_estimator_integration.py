@@ -128,7 +128,7 @@ def locked() -> Any:
             "Linear cannot be pickled: .*Give a function that makes",
         ),
         (lambda: TorchEstimator(7), "model is a int; give a torch.nn.Module or a function"),
-        (lambda: TorchEstimator(net, callbacks=[7]), "a list of Lightning's callbacks"),
+        (lambda: TorchEstimator(net, callbacks=[7]), "give a list of the"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(make: Any, match: str) -> None:
