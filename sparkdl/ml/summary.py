@@ -27,8 +27,3 @@ class TrainingSummary:
     feed: FeedReport = field(default_factory=FeedReport)
     seconds: float = 0.0
     results: tuple[Any, ...] = ()
-
-    @property
-    def total_epochs(self) -> int:
-        """How many epochs the history has."""
-        return max(map(len, self.history.values()), default=0)

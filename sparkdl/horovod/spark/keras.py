@@ -25,9 +25,16 @@ from sparkdl.horovod.spark.common.estimator import (
 )
 from sparkdl.horovod.spark.common.params import row
 from sparkdl.ml.estimators import keras_estimator as ml
-from sparkdl.ml.estimators.keras_model import Recipe, as_config, from_config, inputs_of
+from sparkdl.ml.estimators.keras_train import Recipe, inputs_of
 from sparkdl.ml.scoring import model as scoring
-from sparkdl.ml.scoring.keras_objects import loaded, registered, saved, scope
+from sparkdl.ml.scoring.keras_objects import (
+    as_config,
+    from_config,
+    loaded,
+    registered,
+    saved,
+    scope,
+)
 from sparkdl.ml.scoring.source import Signature
 from sparkdl.ml.scoring.tensorflow import keras_predictor
 

@@ -9,20 +9,20 @@ from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import inputs_by_column
-from sparkdl.ml.estimators.keras_model import (
+from sparkdl.ml.estimators.keras_train import (
     NO_LOSS,
+    KerasTask,
     Recipe,
-    as_config,
     check_inputs,
     inputs_of,
     outputs_of,
+    train,
 )
-from sparkdl.ml.estimators.keras_train import KerasTask, train
 from sparkdl.ml.estimators.network import NetworkEstimator
 from sparkdl.ml.estimators.training import check_fits, check_labels, check_schema
 from sparkdl.ml.jobs.fit import check_mode, fit_keras
 from sparkdl.ml.jobs.work import Plan
-from sparkdl.ml.scoring.keras_objects import checked_file, registered
+from sparkdl.ml.scoring.keras_objects import as_config, checked_file, registered
 from sparkdl.ml.scoring.model import KerasModel
 from sparkdl.ml.scoring.source import Signature
 

@@ -18,7 +18,6 @@ from sparkdl.core.texts import did_you_mean
 from sparkdl.core.tracking import tracked
 from sparkdl.ml.estimators.columns import Callbacks, Columns, Task
 from sparkdl.ml.estimators.estimator import launch_options
-from sparkdl.ml.estimators.keras_model import as_config, from_config
 from sparkdl.ml.estimators.training import Training
 from sparkdl.ml.params import COLUMNS, SCORING, TRAINING, HasParams
 from sparkdl.ml.persistence import (
@@ -29,6 +28,7 @@ from sparkdl.ml.persistence import (
     unpacked_code,
 )
 from sparkdl.ml.scoring.inputs import named
+from sparkdl.ml.scoring.keras_objects import as_config, from_config
 from sparkdl.ml.scoring.model import FittedModel
 from sparkdl.ml.scoring.predict import SCORE_ROWS
 from sparkdl.ml.scoring.source import Signature

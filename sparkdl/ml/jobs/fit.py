@@ -28,8 +28,7 @@ from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
 from sparkdl.core.jobs import cancel_jobs, context_of, named_jobs
 from sparkdl.driver.executors.scored import addressed
 from sparkdl.driver.slots.spark_errors import raised_in_task
-from sparkdl.ml.estimators.keras_model import inputs_of, outputs_of, with_softmax
-from sparkdl.ml.estimators.keras_train import KerasTask
+from sparkdl.ml.estimators.keras_train import KerasTask, inputs_of, outputs_of, with_softmax
 from sparkdl.ml.estimators.training import Training, warn_of_no_numbers, without_vectors
 from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster
 from sparkdl.ml.jobs.work import (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,30 @@ def output_names(model: Any, count: int) -> list[str]:
     if len(names) != count or len(set(names)) != count:
         return [f"output_{place}" for place in range(count)]
     return names
+
+
+@dataclass(frozen=True)
+class Part:
+    """A loss, metric or optimizer of Keras as it travels: Keras' objects may have variables."""
+
+    kind: Any
+    config: Mapping[str, Any]
+
+
+def as_config(value: Any) -> Any:
+    """Return Keras' objects as `Part`s, in lists and dicts as well; anything else as it is."""
+    if isinstance(value, Mapping):
+        return {name: as_config(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_config(each) for each in value]
+    is_made = hasattr(value, "get_config") and not isinstance(value, type)
+    return Part(type(value), value.get_config()) if is_made else value
+
+
+def from_config(value: Any) -> Any:
+    """Return what `as_config` was given; objects are made anew."""
+    if isinstance(value, Mapping):
+        return {name: from_config(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [from_config(each) for each in value]
+    return value.kind.from_config(dict(value.config)) if isinstance(value, Part) else value

@@ -44,7 +44,6 @@ def test_train_fn_gets_rows_by_mapping_and_merged_arguments(frame: DataFrame) ->
     assert result["role"] == "chief"
     assert model.history == {"rows": [2 * ROWS], "loss": [0.5, 0.25]}
     assert model.summary.feed.rows_used == 2 * ROWS
-    assert model.summary.total_epochs == 2
     assert isinstance(model, TFModel)
     assert model.getInputMapping() == {"z": "b", "x": "a"}
 

@@ -21,7 +21,7 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators import keras_estimator, network
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
-from sparkdl.ml.estimators.keras_model import with_softmax
+from sparkdl.ml.estimators.keras_train import with_softmax
 from sparkdl.ml.scoring.keras_objects import saved
 from sparkdl.ml.scoring.model import KerasModel
 from tests.doubles import sessions
@@ -112,7 +112,7 @@ def test_two_workers_train_in_a_pipeline_with_what_parameters_and_callbacks_say(
     assert isinstance(model, KerasModel)
     names = ["accuracy", "loss", "val_accuracy", "val_loss"]
     assert sorted(model.history) == names
-    epochs = model.summary.total_epochs
+    epochs = len(model.history["loss"])
     assert 2 <= epochs < 30  # the early stopping has ended it
     lines = [f"{epoch} {0.5 ** (epoch + 4)} {names}" for epoch in range(epochs)]
     notes = (trained.folder / "notes").read_text().splitlines()
@@ -162,7 +162,7 @@ def test_saved_pipeline_is_loaded_in_a_process_without_its_code(trained: Trained
     )
     said = output_of(sys.executable, "-c", code, cwd=trained.folder, timeout_s=200)
     epochs, _, rows = said.strip().splitlines()[-1].partition(" ")
-    assert int(epochs) == trained.model.summary.total_epochs
+    assert int(epochs) == len(trained.model.history["loss"])
     assert rows.count("Row(prediction=") == 3
 
 

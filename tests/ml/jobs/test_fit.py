@@ -13,8 +13,7 @@ from pyspark.ml.linalg import DenseVector, SparseVector
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
 from sparkdl.ml.estimators.columns import Columns
-from sparkdl.ml.estimators.keras_model import Recipe
-from sparkdl.ml.estimators.keras_train import KerasTask
+from sparkdl.ml.estimators.keras_train import KerasTask, Recipe
 from sparkdl.ml.jobs.fit import explained
 from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster
 from sparkdl.ml.jobs.work import (

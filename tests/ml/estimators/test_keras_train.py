@@ -10,13 +10,15 @@ import pytest
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators.columns import Columns
-from sparkdl.ml.estimators.keras_model import (
+from sparkdl.ml.estimators.keras_train import (
+    Fitting,
+    KerasTask,
     Recipe,
+    arranged,
     as_inputs,
     class_labels,
     inputs_of,
 )
-from sparkdl.ml.estimators.keras_train import Fitting, KerasTask, arranged
 from sparkdl.ml.scoring.keras_objects import checked_file, loaded, registered, saved
 from sparkdl.ml.scoring.source import Tensor
 from sparkdl.ml.scoring.tensorflow import keras_predictor
