@@ -71,28 +71,3 @@ def test_epochs_that_were_not_validated_have_no_value() -> None:
     assert [value is None for value in history["val_loss"]] == [True, False, True, False]
     assert {len(values) for values in history.values()} == {4}
     assert ctx.passes == {"input": 4, "validation": 2}
-
-
-@lightning
-@its_warnings
-def test_sanity_check_takes_no_rows_of_the_feed() -> None:
-    import lightning.pytorch as pl
-
-    from sparkdl.lightning import FeedDataModule
-
-    ctx: Any = Alone(x=X[:4], y=Y[:4])
-    data = FeedDataModule(4, "x", "y", validation="validation", ctx=ctx, collate_fn=_columns)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        num_sanity_val_steps=-1,
-        enable_checkpointing=False,
-        **quiet,
-    )
-    trainer.fit(line(), data)
-    assert ctx.passes["validation"] == 2
-
-
-def _columns(batch: Any) -> Any:
-    return batch["x"], batch["y"]

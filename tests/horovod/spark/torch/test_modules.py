@@ -10,8 +10,6 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark.torch import (
     Losses,
     OptimizerMaker,
-    history_of,
-    metrics_by_name,
 )
 from tests.doubles.lazy import Lazy
 
@@ -52,15 +50,3 @@ def test_losses_of_several_labels_are_weighed_for_batches_and_rows() -> None:
     # Three rows of three numbers, and three labels: PyTorch would compare each with all.
     with pytest.raises(ConfigError, match=r"compares the model's output .* with column 'a'"):
         Losses([squares], None, ["a"])(torch.zeros(3, 3), labels[0])
-
-
-def test_history_has_an_entry_for_each_epoch() -> None:
-    metrics = metrics_by_name([[torch.nn.functional.l1_loss], [max, min]], ["a", "b"])
-    assert list(metrics) == ["group_0_a", "group_0_b", "group_1_a", "group_1_b"]
-    found = {"loss": [2.0, 1.0], "group_0_a": [4.0, 3.0], "val_loss": [5.0, 6.0]}
-    found["val_group_0_a"] = [7.0, 8.0]
-    assert history_of(found, ["group_0_a"])[1] == {
-        "epoch": 1,
-        "train": {"loss": 1.0, "all_metrics": [{"group_0_a": 3.0}]},
-        "validation": {"loss": 6.0, "all_metrics": [{"group_0_a": 8.0}]},
-    }
