@@ -31,7 +31,7 @@ def main() -> None:
     os.dup2(2, 1)  # Spark reads a port from the standard output, which is no place for a log line
     try:
         with quick_imports():
-            for name in sorted(_asked(), key=_is_tensorflow):
+            for name in _asked():
                 import_module(name)
     except ImportError as error:
         _log.warning(
@@ -49,13 +49,9 @@ def main() -> None:
 
 def _asked() -> list[str]:
     names = os.environ.get("SPARKDL_PRELOAD", "tensorflow").split(",")
-    return [name.strip() for name in names if name.strip()]
-
-
-def _is_tensorflow(name: str) -> bool:
-    # Sorts it last: its symbols crash a later import of Triton, which PyTorch for GPUs brings
+    # TensorFlow last: its symbols crash a later import of Triton, which PyTorch for GPUs brings
     # (https://github.com/tensorflow/tensorflow/issues/124205).
-    return name.partition(".")[0] == "tensorflow"
+    return sorted(filter(None, map(str.strip, names)), key=lambda name: "tensorflow" in name)
 
 
 if __name__ == "__main__":

@@ -40,15 +40,9 @@ class Columns:
     weight: str | None = None
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """The columns of the features and the weight."""
-        weight = [self.weight] if self.weight else []
-        return tuple(dict.fromkeys([*self.features, *weight]))
-
-    @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
-        return tuple(dict.fromkeys([*self.inputs, *self.labels]))
+        weight = [self.weight] if self.weight else []
+        return tuple(dict.fromkeys([*self.features, *weight, *self.labels]))
 
     @property
     def has_plain_label(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark.ml.base import Estimator
 from pyspark.sql import DataFrame, SparkSession
@@ -15,17 +16,28 @@ from sparkdl.core.tracking import tracked
 from sparkdl.driver.options import OBJECTS, Observe
 from sparkdl.ml.estimators.training import Training
 from sparkdl.ml.namespace import Namespace
-from sparkdl.ml.params import SCORING, TABLE, TRAINING, TFParams
+from sparkdl.ml.params import SCORING, TABLE, TRAINING, HasParams, TFParams
 from sparkdl.ml.persistence import Contents, Saved, packed_code, unpacked_code
-from sparkdl.ml.scoring.model import TFModel
+from sparkdl.ml.scoring.model import FittedModel, TFModel
 
+M = TypeVar("M", bound=FittedModel)
 TrainFn = Callable[[Any, Any], Any]
 
 
+class ClusterEstimator(Estimator[M], HasParams, Saved):
+    def _fit(self, dataset: DataFrame) -> M:
+        with tracked("fit", estimator=self) as note:
+            model = self._fitted(dataset)
+            note(model=model)
+        return model
+
+    @abstractmethod
+    def _fitted(self, dataset: DataFrame) -> M: ...
+
+
 class TFEstimator(
-    Estimator[TFModel],
+    ClusterEstimator[TFModel],
     TFParams,
-    Saved,
     params=[
         *("input_mapping", "cluster_size", "num_ps", "driver_ps_nodes", "input_mode", "framework"),
         *("master_node", "protocol", "grace_secs", "tensorboard", "model_dir", "export_dir"),
@@ -66,12 +78,6 @@ class TFEstimator(
         self.train_fn = train_fn
         self.args = Namespace(tf_args)
         self._set_table_defaults()
-
-    def _fit(self, dataset: DataFrame) -> TFModel:
-        with tracked("fit", estimator=self) as note:
-            model = self._fitted(dataset)
-            note(model=model)
-        return model
 
     def _fitted(self, dataset: DataFrame) -> TFModel:
         args: Any = self.merge_args_params()

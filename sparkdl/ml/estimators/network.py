@@ -5,36 +5,26 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import cloudpickle
 import msgspec
 from pyspark.errors import PySparkException
-from pyspark.ml.base import Estimator
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.errors import ConfigError, ResultError
 from sparkdl.core.texts import did_you_mean
-from sparkdl.core.tracking import tracked
 from sparkdl.ml.estimators.columns import Callbacks, Columns, Task
-from sparkdl.ml.estimators.estimator import launch_options
+from sparkdl.ml.estimators.estimator import ClusterEstimator, M, launch_options
 from sparkdl.ml.estimators.training import Training
-from sparkdl.ml.params import COLUMNS, SCORING, TRAINING, HasParams
-from sparkdl.ml.persistence import (
-    Contents,
-    Saved,
-    packed_code,
-    read_path,
-    unpacked_code,
-)
+from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
+from sparkdl.ml.persistence import Contents, packed_code, read_path, unpacked_code
 from sparkdl.ml.scoring.inputs import named
 from sparkdl.ml.scoring.keras_objects import as_config, from_config
-from sparkdl.ml.scoring.model import FittedModel
 from sparkdl.ml.scoring.predict import SCORE_ROWS
 from sparkdl.ml.scoring.source import Signature
 from sparkdl.ml.summary import TrainingSummary
 
-M = TypeVar("M", bound=FittedModel)
 Trained = tuple[bytes, Signature, TrainingSummary]
 _BATCH_ROWS = 32
 _PICKLED = ("optimizer", "loss", "metrics", "trainer_args")
@@ -42,9 +32,7 @@ _PICKLED = ("optimizer", "loss", "metrics", "trainer_args")
 
 
 class NetworkEstimator(
-    Estimator[M],
-    HasParams,
-    Saved,
+    ClusterEstimator[M],
     params=[
         *("input_mapping", "batch_size", "epochs", "model_dir", "num_workers", "label_col"),
         *("shuffle", "seed", "weight_col", *TRAINING, *SCORING, *COLUMNS),
@@ -106,15 +94,6 @@ class NetworkEstimator(
     def getCallbacks(self) -> Callbacks:
         """Return what `setCallbacks` was given."""
         return self._callbacks
-
-    def _fit(self, dataset: DataFrame) -> M:
-        with tracked("fit", estimator=self) as note:
-            model = self._fitted(dataset)
-            note(model=model)
-        return model
-
-    @abstractmethod
-    def _fitted(self, dataset: DataFrame) -> M: ...
 
     def _task_fields(self) -> dict[str, Any]:
         return {

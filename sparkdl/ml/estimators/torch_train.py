@@ -291,7 +291,11 @@ class Arrange:
             for name, columns in by_tensor(self._inputs).items()
         }
         self.sample = self.sample or {name: each[:_SAMPLE_ROWS] for name, each in x.items()}
-        weight = weights_of(batch, self.columns)
+        weight = None
+        if self.columns.weight is not None:
+            weight = batch[self.columns.weight]
+            check_weights(weight.numpy(), self.columns.weight)
+            weight = weight.float()
         if rows is not None:
             return x, {name: batch[name] for name in self.columns.labels}, weight, rows
         features = x if len(x) > 1 else next(iter(x.values()))
@@ -336,16 +340,6 @@ def labels_of(batch: Mapping[str, Any], columns: Columns, output: Any = None) ->
         several = isinstance(output, tuple | list | Mapping)
         return tuple(by_output[""]) if several else stacked(by_output[""])
     return {n: each[0] if len(each) == 1 else stacked(each) for n, each in by_output.items()}
-
-
-def weights_of(batch: Mapping[str, Any], columns: Columns) -> torch.Tensor | None:
-    """Return the weights of a batch's rows, float32; None if they have none."""
-    if columns.weight is None:
-        return None
-    found = batch[columns.weight]
-    check_weights(found.numpy(), columns.weight)
-    weights: torch.Tensor = found.float()
-    return weights
 
 
 class Steps(Adopted):
