@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.data.examples import arrow_schema, columns_of
-from sparkdl.ml.estimators.columns import Columns, Task
+from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.training import check_schema
 from sparkdl.ml.scoring.columns import mapped_outputs
 from sparkdl.ml.scoring.inputs import InputColumn, input_columns, input_values
@@ -66,10 +66,7 @@ def test_all_readers_take_a_column_of_the_type(dtype: str) -> None:
         assert input_columns(
             {"x": "x"}, Signature((Tensor("x", wanted, (None,)),), ()), schema
         ) == (InputColumn("x", Tensor("x", wanted, (None,))),)
-    check_schema(Task(columns=Columns({"x": "", "a": ""}, {}), **FIT), schema)  # estimators
-
-
-FIT: Any = {"batch_size": 1, "epochs": 1, "name": "fit"}
+    check_schema(Columns({"x": "", "a": ""}, {}), schema)  # estimators
 
 
 @pytest.mark.parametrize("kind", OTHERS, ids=str)
@@ -82,7 +79,7 @@ def test_what_is_no_number_and_no_text_feeds_no_model(kind: t.DataType) -> None:
         with pytest.raises(ConfigError, match="which cannot feed the model's input"):
             input_columns({"x": "x"}, Signature((Tensor("x", dtype, (None,)),), ()), schema)
     with pytest.raises(ConfigError, match="features must be numbers, vectors, text"):
-        check_schema(Task(columns=Columns({"x": ""}, {}), **FIT), schema)
+        check_schema(Columns({"x": ""}, {}), schema)
 
 
 def test_vectors_and_decimals_are_numbers() -> None:

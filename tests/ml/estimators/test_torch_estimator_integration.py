@@ -160,7 +160,8 @@ def test_what_cannot_be_trained_is_refused_before_nodes_start(
 def test_columns_go_by_place_and_ambiguous_ones_are_refused(points: DataFrame) -> None:
     odd = points.select("a", "b", "label", "a", "held").toDF("x.y", "q`r", "Z", "twice", "twice")
     columns = ("q`r", "Z", "x.y")
-    fit = partial(training.Training, net, None, 1, 1, validation_col=None, refuses_nulls=True)
+    kind: Any = training.Training
+    fit = partial(kind, net, None, 1, 1, validation_col=None)
     rows, _ = fit(columns=columns).rows(odd)
     assert rows.columns == [*columns]
     first = rows.first()
