@@ -104,6 +104,7 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
     if isinstance(task, TorchTask):
         check_lightning()
     from torch import load, nn
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     given = _made(task, ctx)
     module = plain(given)
@@ -153,7 +154,8 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
             if getattr(each, "dirpath", "") is None:
                 each.dirpath = folder
         trainer.fit(given, data, ckpt_path=notes.path if task.saves else None)
-        state = trainer.strategy.lightning_module_state_dict()  # of shards, by all nodes
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(trainer.lightning_module, options=whole)  # by all nodes
         best = getattr(trainer.checkpoint_callback, "best_model_path", "")
         if best and ctx.is_chief:
             state = load(best, "cpu", weights_only=False)["state_dict"]
