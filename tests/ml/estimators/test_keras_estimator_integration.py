@@ -329,7 +329,7 @@ def test_own_parts_several_columns_and_several_labels(
 
     class OwnLoss(keras.losses.Loss):  # type: ignore[misc]
         def call(self, y: Any, p: Any) -> Any:
-            return (y - p) ** 2
+            return (keras.ops.reshape(y, (-1, 1)) - p) ** 2
 
     numbers = spark_ml.range(1000, numPartitions=4).selectExpr("rand(1) as a", "rand(2) as b")
     columns = ("float(a) as a", "b", "2 * (a + b) as total", "2 * (a - b) as gap")

@@ -65,12 +65,12 @@ def test_two_nodes_fit_a_classifier_that_evaluators_take_and_that_is_saved(
         metrics={"acc": "accuracy"},
         validation_indicator_col="held",
         weight_col="sample_weight",
-        optimizer=torch.optim.AdamW,
+        optimizer=partial(torch.optim.AdamW, lr=0.05),
         trainer_args={"gradient_clip_val": 5.0},
     )
     stage.save(str(tmp_path / "estimator"))
     loaded: Any = TorchEstimator.load(str(tmp_path / "estimator"))
-    assert loaded.getOptimizer() is torch.optim.AdamW
+    assert loaded.getOptimizer().func is torch.optim.AdamW
     fitted = assembled(loaded).fit(points)
     model: Any = fitted.stages[-1]
     assert isinstance(model, TorchModel)
