@@ -74,9 +74,7 @@ class Feeding:
             cpu_s += self.look(said, now_s)
         last = [(n, msg.encode(self.spooled(lots))) for n, lots in waiting.items() if lots]
         cpu_s += self.look(last, now_s)
-        fed = tuple(
-            FedPartition(n, c * self.PIECE_ROWS, 0, c * self.PIECE_ROWS) for n, c in brought.items()
-        )
+        fed = tuple(FedPartition(n, c * self.PIECE_ROWS) for n, c in brought.items())
         assert isinstance(self.state, fs.Delivering)
         table = self.state.run.table
         self.take(fs.JobEnded(1, fed), now_s)

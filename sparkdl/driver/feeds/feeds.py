@@ -28,6 +28,8 @@ from sparkdl.storage.parquet.paths import parquet_paths
 from sparkdl.storage.parquet.source import ParquetSource, list_files
 
 _log = logging.getLogger(__name__)
+_JOIN_S = 10.0
+"""How long a call that has ended waits for the end of its Spark job, which is cancelled."""
 
 _START_S = 60.0
 
@@ -207,9 +209,8 @@ class Feeds:
                     self._show_rows(runner, name, bar, report)
                     return report
             finally:
-                carrier.close()
-                # After an error no job may be left behind that feeds rows of this call.
-                carrier.join(partial(self._executor.cancel_feeds, name))
+                # After an error no job should be left behind that feeds rows of this call.
+                carrier.close(_JOIN_S)
 
         runner = self._open_runner()
         # The user's thread only waits: an interrupt in the middle of drawing a bar, or of a call of

@@ -169,7 +169,7 @@ def standstill(state: Delivering | Cutting | Reading, node_id: int) -> FeedTimeo
     """Return the error of a call without progress for the feed timeout."""
     counts = state.feed.nodes.counts_of(state.run.node_ids)
     count, name = counts[node_id], state.run.name_of(node_id)
-    is_job = isinstance(state, Delivering) and state.is_job_running
+    is_job = isinstance(state, Delivering) and state.job
     has_rows = state.run.table.has_rows or any(each.rows_received for each in counts.values())
     if is_job and not has_rows:
         return FeedTimeoutError(

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import math
 import queue
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -51,7 +52,7 @@ from sparkdl.driver.lifecycle.state import (
 )
 from sparkdl.driver.threads import Thread, begin
 from sparkdl.driver.view import View
-from sparkdl.feed.transfer.messages import SHUT_DOWN, FeedSpec
+from sparkdl.feed.transfer.messages import SHUT_DOWN, FedPartition, FeedSpec
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,6 @@ _CANCEL_S = 1.0
 """Cancel again this often: a job that was just being submitted misses the first time."""
 _REST_S = 0.005
 """Between two looks at the nodes: reports that come meanwhile are looked at together."""
-_JOIN_S = 10.0
 _MEANWHILE_S = 0.25
 """How often a waiting call updates its progress bar and looks for the end of the cluster."""
 
@@ -83,17 +83,9 @@ class JobThread:
     def submit(self, job: Callable[[], object]) -> None:
         self._jobs.put(job)
 
-    def close(self) -> None:
+    def close(self, wait_s: float = 0.0) -> None:
         self._jobs.put(None)
-
-    def join(self, cancel: Callable[[], None]) -> None:
-        """Cancel the running job, and wait for its end for a limited time."""
-        deadline = Deadline.after(_JOIN_S)
-        while self._thread.is_alive() and not deadline.has_passed:
-            self._thread.join(min(_CANCEL_S, deadline.remaining_s))
-            if self._thread.is_alive():
-                with suppress(Exception):  # of Spark, which may be gone
-                    cancel()
+        self._thread.join(wait_s)
 
     def _run(self) -> None:
         while job := self._jobs.get():
@@ -105,6 +97,46 @@ class JobThread:
                     "on, shut the cluster down and launch it again",
                     exc_info=True,
                 )
+
+
+class FeedJob:
+    """A Spark job of a feed, which begins once the one before has ended: it needs the same slots.
+
+    Args:
+        before: the feed's last job, if there was one.
+    """
+
+    def __init__(self, executor: Executor, feed: str, before: FeedJob | None) -> None:
+        self._executor, self._feed = executor, feed
+        self._before = before._over if before is not None else None
+        self._over = threading.Event()
+        self._changed = threading.Condition()
+        self._is_cancelled = False
+        self._is_running = False
+
+    def run(self, start: fs.StartJob) -> tuple[FedPartition, ...]:
+        try:
+            if self._before is not None:
+                self._before.wait()
+            with self._changed:
+                if self._is_cancelled:
+                    raise FeedClosedError(f"feed {self._feed!r} was cancelled")
+                self._is_running = True
+            return tuple(self._executor.feed(start.data, start.spec))
+        finally:
+            with self._changed:
+                self._is_running = False
+                self._changed.notify_all()
+            self._over.set()
+
+    def cancel(self) -> None:
+        """Cancel it until it has ended: Spark may not know it yet. The lock spares the next job."""
+        with self._changed:
+            self._is_cancelled = True
+            while self._is_running:
+                with suppress(Exception):  # of Spark, which may be gone
+                    self._executor.cancel_feeds(self._feed)
+                self._changed.wait(_CANCEL_S)
 
 
 class LongWait:
@@ -148,7 +180,8 @@ class FeedRunner:
         self._tickets = count()
         self._answers: dict[int, Any] = {}
         self._carriers: dict[int, JobThread] = {}
-        self._cancelled: set[tuple[str, int]] = set()
+        self._jobs: dict[str, FeedJob] = {}
+        """The last job of each feed."""
         self._spawner = JobThread(f"sparkdl-feeds-{controller.spec.cluster_id}", executor.thread)
         self._ended: dict[str, int] = {}
         """By feed, the generation in which the user asked for its end."""
@@ -284,12 +317,10 @@ class FeedRunner:
                 self._controller.broadcast(message, set(node_ids), generation)
             case fs.StartJob():
                 self._start(name, action)
-            case fs.CancelJob(job):
-                # A job that still waits in its thread is unknown to Spark. `_run_job` finds it
-                # here.
-                self._cancelled.add((name, job))
+            case fs.CancelJob():
                 # Not on the loop: py4j blocks until the JVM answers.
-                self._spawner.submit(partial(self._executor.cancel_feeds, name))
+                cancel = self._jobs[name].cancel
+                threading.Thread(target=cancel, name="sparkdl-cancel", daemon=True).start()
             case fs.Answer():
                 self._answer(action)
             case fs.KeepProblem(error):
@@ -299,7 +330,8 @@ class FeedRunner:
                 _log.warning("%s", text)
 
     def _start(self, name: str, action: fs.StartJob) -> None:
-        job = partial(self._run_job, name, action)
+        self._jobs[name] = FeedJob(self._executor, name, self._jobs.get(name))
+        job = partial(self._run_job, name, self._jobs[name], action)
         carrier = self._carriers.get(-1 if action.ticket is None else action.ticket)
         if carrier is not None:
             carrier.submit(job)
@@ -373,12 +405,10 @@ class FeedRunner:
 
     # in threads of their own
 
-    def _run_job(self, name: str, action: fs.StartJob) -> None:
+    def _run_job(self, name: str, job: FeedJob, start: fs.StartJob) -> None:
         event: fs.Event
         try:
-            if (name, action.job) in self._cancelled:
-                raise FeedClosedError(f"feed {name!r} was cancelled")
-            event = fs.JobEnded(action.job, tuple(self._executor.feed(action.data, action.spec)))
+            event = fs.JobEnded(start.job, job.run(start))
         except Exception as error:  # noqa: BLE001 (raised in the call that waits for the job)
             reason_s = REASON_S
             if isinstance(error, (ConfigError, FeedTypeError)):
@@ -386,8 +416,7 @@ class FeedRunner:
             # Only a restart makes up for the longer wait: without one the call fails in any case.
             elif Code.FEED_LOST.is_in(error) and self._controller.spec.settings.can_restart:
                 reason_s = self._answer_s
-            event = fs.JobBroke(action.job, error, reason_s)
-        self._cancelled.discard((name, action.job))
+            event = fs.JobBroke(start.job, error, reason_s)
         self._controller.soon(self._handle, name, event)
 
 

@@ -195,29 +195,15 @@ class Opening(_OfRun):
 
 @dataclass(frozen=True)
 class Delivering(_OfRun):
-    """A Spark job brings the rows of one epoch; an error waits for the job's end.
+    """A Spark job brings the rows of one epoch; behind an error, a node may be about to say why.
 
     Attributes:
-        job: the number of the Spark job; 0 where none is needed.
+        job: the number of the Spark job while it runs; 0 otherwise.
         num_rows: by partition, once the job has ended.
-        gives_up_s: when to stop waiting for the end of a cancelled job.
     """
 
     job: int = 0
-    num_rows: Mapping[int, int] | None = None
-    gives_up_s: float = math.inf
-
-    @property
-    def is_job_running(self) -> bool:
-        return self.num_rows is None
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self.gives_up_s < math.inf
-
-
-class Explaining(_OfRun):
-    """The job has failed, or rows were refused (no error); a node may be about to report why."""
+    num_rows: Mapping[int, int] = field(default_factory=dict)
 
 
 class Cutting(_OfRun):
@@ -232,7 +218,7 @@ class CuttingShort(_OfRun):
     """The call ends within an epoch: the nodes count their rows of it."""
 
 
-Running = Opening | Delivering | Explaining | Cutting | Reading | CuttingShort
+Running = Opening | Delivering | Cutting | Reading | CuttingShort
 State = Idle | Running
 
 
@@ -305,6 +291,8 @@ class StartJob:
 
 @dataclass(frozen=True)
 class CancelJob:
+    """Cancel a job until it has ended; nobody waits for that, but the feed's next job does."""
+
     job: int
 
 
@@ -338,7 +326,7 @@ Step = tuple[S, list[Action]]
 
 def wakes_s(state: State) -> float:
     """Return when to look at a feed again without an event."""
-    if isinstance(state, Delivering):
+    if isinstance(state, Delivering) and state.error is None:
         return min(state.deadline_s, state.run.table.due_s)
     return state.deadline_s
 

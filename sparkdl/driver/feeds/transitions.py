@@ -29,7 +29,7 @@ from sparkdl.control.messages import (
     ReadShare,
     ToAgent,
 )
-from sparkdl.control.rows import FeedCount, num_rows
+from sparkdl.control.rows import FeedCount
 from sparkdl.core.errors import (
     ConfigError,
     FeedClosedError,
@@ -55,7 +55,6 @@ from sparkdl.driver.feeds.state import (
     DeadlinePassed,
     Delivering,
     Event,
-    Explaining,
     Feed,
     Idle,
     JobBroke,
@@ -83,11 +82,7 @@ from sparkdl.feed.transfer.messages import FeedSpec, Target
 from sparkdl.storage.parquet.source import ParquetSource
 
 REASON_S = 5.0
-"""How long to wait for a node's failure that may explain refused rows or a failed Spark job."""
-CANCEL_S = 1.0
-"""How often to repeat a cancellation: Spark may not have known the job before."""
-GIVE_UP_S = 60.0
-"""How long to wait for the end of a cancelled job."""
+"""How long to wait for a node's failure that may explain a failed Spark job."""
 
 
 def step(state: State, event: Event, now_s: float) -> Step[State]:
@@ -116,7 +111,7 @@ def _then(actions: list[Action], after: Step[S]) -> Step[S]:
 # between calls
 
 
-def _look_idle(state: Idle, now_s: float) -> Step[Idle | Opening | Delivering | Explaining]:
+def _look_idle(state: Idle, now_s: float) -> Step[Idle | Opening | Delivering]:
     """Feed the first call with rows for this generation; then serve requests, in order."""
     feed, nodes = state.feed, state.feed.nodes
     if nodes.problem is not None:
@@ -159,9 +154,7 @@ def _serve(feed: Feed) -> tuple[Feed, list[Action]]:
     return replace(feed, requests=tuple(others)), [Answer(first.ticket, answer)]
 
 
-def _begin(
-    feed: Feed, world: World, call: Call, now_s: float
-) -> Step[Opening | Delivering | Explaining]:
+def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening | Delivering]:
     """Begin to feed the remaining rows of a call to a generation."""
     members = fed_members(world, call.request.to)
     _check_can_be_fed(feed.name, call)
@@ -184,7 +177,7 @@ def _begin(
     )
     if call.jobs.get(left[0].epoch):  # agents may still have rows of that job
         return _open(feed, run, now_s)
-    return _then([_to_nodes(run, _beginning(run))], _deliver(feed, run, now_s))
+    return _then([_to_nodes(run, _beginning(run))], _deliver(feed, run))
 
 
 def _open(feed: Feed, run: Run, now_s: float) -> Step[Opening]:
@@ -197,19 +190,19 @@ def _beginning(run: Run) -> FeedBegin:
     return FeedBegin(run.spec.feed, run.epoch, run.last, retain=retain)
 
 
-def _look_opening(state: Opening, now_s: float) -> Step[Opening | Delivering | Explaining]:
+def _look_opening(state: Opening, now_s: float) -> Step[Opening | Delivering]:
     counts = state.feed.nodes.staying(state.run.node_ids)
     is_over = now_s >= state.deadline_s  # rows that no agent reports are brought again
     run = state.run
     if not is_over and not all(count.began >= run.epoch for count in counts.values()):
         return state, []
-    return _deliver(state.feed, run, now_s, run.call.jobs[run.now.epoch])
+    return _deliver(state.feed, run, run.call.jobs[run.now.epoch])
 
 
 # bringing the rows of an epoch
 
 
-def _deliver(feed: Feed, run: Run, now_s: float, name: str = "") -> Step[Delivering | Explaining]:
+def _deliver(feed: Feed, run: Run, name: str = "") -> Step[Delivering]:
     """Start to bring the rows of the next epoch.
 
     Args:
@@ -234,10 +227,10 @@ def _deliver(feed: Feed, run: Run, now_s: float, name: str = "") -> Step[Deliver
     )
     run = replace(run, spec=spec)
     if spec.skipped and len(spec.skipped) == call.shape.partitions:  # all rows are in the table
-        return Delivering(feed, run, run.quiet_s, num_rows={}), []
+        return Delivering(feed, run, run.quiet_s), []
     run = replace(run, passes=run.passes + 1)
     if isinstance(call.request.data, ParquetSource):
-        return _share_out(feed, run, call.request.data, now_s)
+        return _share_out(feed, run, call.request.data)
     feed = replace(feed, last_job=feed.last_job + 1)
     head = feed.requests[0] if feed.requests else None
     ticket = head.ticket if head is not None and head.call is not None else None
@@ -245,64 +238,37 @@ def _deliver(feed: Feed, run: Run, now_s: float, name: str = "") -> Step[Deliver
     return Delivering(feed, run, run.quiet_s, job=feed.last_job), [start]
 
 
-def _share_out(
-    feed: Feed, run: Run, source: ParquetSource, now_s: float
-) -> Step[Delivering | Explaining]:
+def _share_out(feed: Feed, run: Run, source: ParquetSource) -> Step[Delivering]:
     spec = run.spec
+    # Without a node the call is unwanted, as the next look finds.
     counts, done = feed.nodes.staying(run.node_ids), spec.done.get(0, ())
-    if not counts:  # a node may be about to report why
-        refused = run.refused + source.num_rows - num_rows({0: done})
-        return Explaining(feed, replace(run, refused=refused), now_s + REASON_S), []
+    shares = source.shares(len(counts), done=done) if counts else ()
     said: list[Action] = []
-    for node_id, share in zip(counts, source.shares(len(counts), done=done), strict=True):
+    for node_id, share in zip(counts, shares, strict=True):
         order = ReadShare(spec.feed, spec.epoch, share, spec.run, spec.keep)
         said.append(Send(order, frozenset({node_id}), spec.generation))
     return Delivering(feed, run, run.quiet_s, num_rows={0: source.num_rows}), said
 
 
-def _look_delivering(
-    state: Delivering, now_s: float
-) -> Step[Delivering | Explaining | Cutting | CuttingShort | Idle]:
+def _look_delivering(state: Delivering, now_s: float) -> Step[Delivering | Cutting | CuttingShort]:
     """Assign rows as they come; assign the rest once agents have reported all rows."""
     feed, run = state.feed, state.run
-    if state.is_cancelled:
-        return _look_cancelled(state, now_s)
-    if state.is_job_running:
-        # The next generation's job needs the slots of this one.
-        if _is_pointless(feed, run) or state.error is not None or run.is_unwanted:
-            return _cancel(state, now_s)
-    elif after := _after_job(state, now_s):
-        return after
+    if run.is_unwanted or (state.error is not None and now_s >= state.deadline_s):
+        error = None if run.is_unwanted else state.error
+        return _then(_cancelling(state), _cut_short(feed, run, error, now_s))
+    if state.error is not None:
+        return state, []
     if problem := _problem(feed, run):
-        return replace(state, error=problem), []
-    if not state.is_job_running and run.table.is_complete(state.num_rows or {}):
-        return _assign_rest(state, now_s)
+        return replace(state, error=problem, deadline_s=now_s), []
+    if not state.job and run.table.is_complete(state.num_rows):
+        rest = run.table.assign_rest([*feed.nodes.staying(run.node_ids)])
+        return _then(_granting(run.spec, rest), _cut(feed, run, now_s))
     return _then(_assign(state, now_s), _watch(state, now_s))
 
 
-def _look_cancelled(state: Delivering, now_s: float) -> Step[Delivering | CuttingShort | Idle]:
-    if now_s >= state.gives_up_s:
-        after = _after_job(state, now_s)
-        assert after is not None, "a job is cancelled for one of its reasons"
-        return _then(
-            [
-                Warn(
-                    f"Feed {state.feed.name!r}: its cancelled Spark job has not ended, and keeps "
-                    "its task slots. Kill it in the Spark UI if the feed waits"
-                )
-            ],
-            after,
-        )
-    if now_s < state.deadline_s:
-        return state, []
-    return replace(state, deadline_s=now_s + CANCEL_S), [CancelJob(state.job)]
-
-
-def _assign_rest(state: Delivering | Explaining, now_s: float) -> Step[Cutting]:
-    """Assign all rows that are left: no more will come of the epoch."""
-    feed, run = state.feed, state.run
-    rest = run.table.assign_rest([*feed.nodes.staying(run.node_ids)])
-    return _then(_granting(run.spec, rest), _cut(feed, run, now_s))
+def _cancelling(state: State) -> list[Action]:
+    """The next job needs the slots of this one."""
+    return [CancelJob(state.job)] if isinstance(state, Delivering) and state.job else []
 
 
 def _assign(state: Delivering, now_s: float) -> list[Action]:
@@ -352,65 +318,29 @@ def _problem(feed: Feed, run: Run) -> ReadError | None:
     return ReadError(f"feed {feed.name!r}: {'; '.join(found)}") if found else None
 
 
-def _cancel(state: Delivering, now_s: float) -> Step[Delivering]:
-    after = replace(state, deadline_s=now_s + CANCEL_S, gives_up_s=now_s + GIVE_UP_S)
-    return after, [CancelJob(state.job)]
-
-
 def _delivering_ended(
     state: Delivering, event: JobEnded, now_s: float
-) -> Step[Delivering | Explaining | CuttingShort | Idle]:
+) -> Step[Delivering | CuttingShort]:
     if event.job != state.job:
         return state, []
     feed, run = state.feed, state.run
-    if not run.is_unwanted and state.error is None and not _is_pointless(feed, run):
-        try:
-            run.spec.check_partitions(len(event.fed))
-        except ConfigError as error:
-            return _cut_short(feed, run, error, now_s)
-        rows = {each.partition: each.num_rows for each in event.fed if each.num_rows >= 0}
-        feed.history.measured(run.call, len(event.fed), rows)
-        if not event.fed or run.call.is_empty:
-            return _cut_short(feed, run, no_rows(feed.name), now_s)
-    refused = sum(each.rows_refused for each in event.fed)
-    state = with_run(state, refused=run.refused + refused)
-    if after := _after_job(state, now_s):
-        return after
-    if refused:  # the nodes are about to report why
-        return Explaining(feed, state.run, now_s + REASON_S), []
-    num_rows = {each.partition: each.num_rows for each in event.fed if each.num_rows > 0}
-    return replace(state, num_rows=num_rows), []
+    try:
+        run.spec.check_partitions(len(event.fed))
+    except ConfigError as error:
+        return _cut_short(feed, run, error, now_s)
+    rows = {each.partition: each.num_rows for each in event.fed if each.num_rows >= 0}
+    feed.history.measured(run.call, len(event.fed), rows)
+    if not event.fed or run.call.is_empty:
+        return _cut_short(feed, run, no_rows(feed.name), now_s)
+    # Partitions that were refused never become complete: nodes are about to report why.
+    num_rows = {p.partition: p.num_rows for p in event.fed if p.partition not in run.spec.skipped}
+    return replace(state, job=0, num_rows=num_rows), []
 
 
-def _delivering_broke(
-    state: Delivering, event: JobBroke, now_s: float
-) -> Step[Delivering | Explaining | CuttingShort | Idle]:
+def _delivering_broke(state: Delivering, event: JobBroke, now_s: float) -> Step[Delivering]:
     if event.job != state.job:
         return state, []
-    if after := _after_job(state, now_s):
-        return after
-    return Explaining(state.feed, state.run, now_s + event.reason_s, event.error), []
-
-
-def _after_job(state: Delivering, now_s: float) -> Step[CuttingShort | Idle] | None:
-    """Return the next state after a cancelled or obsolete job; `None` for other jobs."""
-    feed, run = state.feed, state.run
-    if _is_pointless(feed, run):
-        return _leave(feed, run, None)
-    if state.error is not None or run.is_unwanted:
-        return _cut_short(feed, run, state.error, now_s)
-    return None
-
-
-def _look_explaining(state: Explaining, now_s: float) -> Step[Explaining | Cutting | CuttingShort]:
-    feed, run = state.feed, state.run
-    if run.is_unwanted:
-        return _cut_short(feed, run, None, now_s)
-    if now_s < state.deadline_s:
-        return state, []
-    if state.error is not None:
-        return _cut_short(feed, run, state.error, now_s)
-    return _assign_rest(state, now_s)
+    return replace(state, job=0, error=event.error, deadline_s=now_s + event.reason_s), []
 
 
 # the end of an epoch
@@ -424,7 +354,7 @@ def _cut(feed: Feed, run: Run, now_s: float) -> Step[Cutting]:
 
 def _look_cutting(
     state: Cutting, now_s: float
-) -> Step[Cutting | Delivering | Explaining | Reading | CuttingShort | Idle]:
+) -> Step[Cutting | Delivering | Reading | CuttingShort | Idle]:
     """Once all nodes have counted, send them the epoch's length, and continue with the next one."""
     feed, run = state.feed, state.run
     cut = feed.nodes.staying(run.node_ids)
@@ -467,15 +397,13 @@ def _received(feed: Feed, run: Run, node_id: int) -> int:
     return min(run.table.assigned[node_id], max(0, since - run.sent.get(node_id, 0)))
 
 
-def _go_on(
-    feed: Feed, run: Run, now_s: float
-) -> Step[Delivering | Explaining | Cutting | Reading | CuttingShort | Idle]:
+def _go_on(feed: Feed, run: Run, now_s: float) -> Step[Delivering | Reading | CuttingShort | Idle]:
     if run.is_unwanted and run.epoch <= run.last:
         return _cut_short(feed, run, None, now_s)
     if run.is_unwanted:
         return Reading(feed, run, now_s + REASON_S), []
     if run.epoch <= run.last and not run.is_shuffled:  # while nodes still read this epoch
-        return _deliver(feed, run, now_s)
+        return _deliver(feed, run)
     if run.read_to < 0 and run.epoch > run.last:
         return _finish(feed, run, None)
     return Reading(feed, run, run.quiet_s), []
@@ -584,9 +512,7 @@ def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
     if has_moved:
         quiet_s = now_s + state.run.spec.timeout_s
         state = with_run(state, progress=nodes.progress, quiet_s=quiet_s)
-        is_watched = isinstance(state, Cutting | Reading) or (
-            isinstance(state, Delivering) and not state.is_cancelled
-        )
+        is_watched = isinstance(state, Delivering | Cutting | Reading) and state.error is None
         if is_watched and not state.run.is_unwanted:
             state = replace(state, deadline_s=quiet_s)
     return state, []
@@ -596,7 +522,7 @@ def note_news(state: R, now_s: float) -> Step[R | Idle]:
     """React to the nodes' new state and counts, in any state of the feed.
 
     Nodes are sent the number of rows that all of them have. A call that no node wants any more is
-    marked. A call of an ended generation is left, after its Spark job has ended.
+    marked. A call of an ended generation is left.
     """
     feed, run = state.feed, state.run
     granted = _granted(feed, run)
@@ -608,18 +534,10 @@ def note_news(state: R, now_s: float) -> Step[R | Idle]:
         return with_run(state, is_unwanted=True), []
     if not _is_pointless(feed, run):
         return state, []
-    if not isinstance(state, Delivering) or not state.is_job_running:
-        error = state.error if isinstance(state, CuttingShort) else None
-        return _leave(feed, run, error)
-    if feed.nodes.problem is not None:
-        return _then([CancelJob(state.job)], _leave(feed, run, None))
-    return state, []
-
-
-def _leave(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
-    """End a run whose generation is over: the call fails, or continues with the next generation."""
-    problem = feed.nodes.problem or error
-    return (Idle(feed), []) if problem is None else _finish(feed, run, problem)
+    # The generation is over: the call fails, or continues with the next one.
+    problem = feed.nodes.problem or (state.error if isinstance(state, CuttingShort) else None)
+    left: Step[Idle] = (Idle(feed), []) if problem is None else _finish(feed, run, problem)
+    return _then(_cancelling(state), left)
 
 
 def _is_pointless(feed: Feed, run: Run) -> bool:
@@ -752,7 +670,6 @@ LOOKS: dict[type, Callable[[Any, float], Step[State]]] = {
     Idle: _look_idle,
     Opening: _look_opening,
     Delivering: _look_delivering,
-    Explaining: _look_explaining,
     Cutting: _look_cutting,
     Reading: _look_reading,
     CuttingShort: _look_cutting_short,

@@ -56,13 +56,13 @@ BATCH_NBYTES = MAX_PIECE_NBYTES * 15 // 16
 """Where Spark shall end a batch: a piece as it is. The JVM makes the next one meanwhile."""
 MAX_JOINED_S = 0.1
 """How long small batches wait for others to be joined to."""
-_COUNT_S = 0.5
-"""How long to read and count unwanted rows: Spark ends a Python worker that leaves input unread,
-and the next one has to import as long."""
+_DRAIN_S = 0.5
+"""How long to read unwanted rows: Spark ends a Python worker that leaves input unread, and the next
+one has to import as long."""
 _LOOK_S = 1.0
 _SILENT_S = 2.0
 """How long the driver may take to hear from a node why it cannot be reached: it may have failed."""
-FED_SCHEMA = "partition long, rows long, rows_refused long, num_rows long"
+FED_SCHEMA = "partition long, num_rows long"
 """Spark schema of what `FeedDataFrame` returns: one `FedPartition` a partition."""
 WINDOW = 2
 """Pieces that are not acknowledged: the agent stores one while the next one travels."""
@@ -119,13 +119,11 @@ class PutStream:
 
     Attributes:
         target: the node whose agent gets the pieces.
-        rows_stored: by the agent.
         is_unreachable: whether the agent could not be reached, or not any more.
     """
 
     def __init__(self, target: Target, header: PutHeader, spec: FeedSpec) -> None:
         self.target = target
-        self.rows_stored = 0
         self.is_unreachable = False
         self._header = flight.FlightDescriptor.for_command(msgspec.json.encode(header))
         self._spec = spec
@@ -139,15 +137,12 @@ class PutStream:
         self._schema: pa.Schema | None = None
         self._call: _Call | None = None
         self._fd_sender: FdSender | None = None
+        self._has_stored = False
 
     @property
     def is_closed(self) -> bool:
         """Whether no more rows of this epoch are wanted."""
         return self._phase is Phase.CLOSED
-
-    @property
-    def rows_left(self) -> int:
-        return sum(int(p.batch.num_rows) for p in (*self._waiting, *self._unacknowledged))
 
     def put(self, pieces: Iterable[Piece]) -> None:
         """Send pieces; returns once all are under way, or the stream is closed."""
@@ -292,12 +287,10 @@ class PutStream:
                 if self._fd_sender is None:
                     self._fd_sender = FdSender.connect(ack.fd_socket, self._spec.token)
             else:
-                piece = self._unacknowledged.popleft()
+                self._unacknowledged.popleft()
                 if ack.accepted:
-                    self.rows_stored += piece.batch.num_rows
+                    self._has_stored = True
                     self._deadline = Deadline.after(self._spec.timeout_s)
-                else:  # and none behind it will be: `closed` is true
-                    self._waiting.append(piece)
             if ack.closed:
                 self._phase = Phase.CLOSED
             self._changed.notify_all()
@@ -310,7 +303,7 @@ class PutStream:
         except Exception as error:  # noqa: BLE001 (the thread that puts raises it)
             is_unreachable = isinstance(error, (flight.FlightUnavailableError, OSError))
             # An agent that answered before is reachable at its address, so the hint would mislead.
-            is_new = self._phase is Phase.OPENING and not self.rows_stored
+            is_new = self._phase is Phase.OPENING and not self._has_stored
             hint = _UNREACHABLE if is_unreachable and is_new else ""
             self._break(f"{self.target.name}: {flight_reason(error)}{hint}", is_unreachable)
 
@@ -352,8 +345,9 @@ class Feeder:
             FeedTimeoutError: if the agent stored nothing for the feed timeout.
         """
         if self._partition in self._spec.skipped:
-            self._count(batches)
-            return FedPartition(self._partition, 0, 0)
+            _drain(batches)
+            return FedPartition(self._partition)
+        num_rows = -1
         joined = join_small(batches, self._spec.min_piece_nbytes, MAX_JOINED_S)
         halved = (half for batch in joined for half in halve(batch, MAX_PIECE_NBYTES))
         try:
@@ -362,6 +356,8 @@ class Feeder:
                 if self._stream.is_closed:
                     break
             self._stream.flush()
+            if not self._stream.is_closed:
+                num_rows = self._row
         except FeederError:
             # An agent that is gone because every `map_fun` has returned is no failure: no row is
             # wanted.
@@ -369,24 +365,12 @@ class Feeder:
                 raise
         finally:
             self._stream.close()
-        # `halved` goes on where the loop above left it.
-        counted, is_whole = self._count(halved)
-        refused = self._stream.rows_left + counted
-        num_rows = self._row if is_whole else -1
-        return FedPartition(self._partition, self._stream.rows_stored, refused, num_rows)
+        _drain(halved)  # goes on where the loop above left it
+        return FedPartition(self._partition, num_rows)
 
     @property
     def unreachable(self) -> Target | None:
         return self._stream.target if self._stream.is_unreachable else None
-
-    def _count(self, batches: Iterator[pa.RecordBatch]) -> tuple[int, bool]:
-        """Return how many rows are left, all of them unwanted, and whether that is all."""
-        rows, deadline = 0, Deadline.after(_COUNT_S)
-        for batch in batches:
-            rows += sum(int(piece.batch.num_rows) for piece in self._pieces(batch))
-            if deadline.has_passed:
-                return rows, False
-        return rows, True
 
     def _pieces(self, batch: pa.RecordBatch) -> list[Piece]:
         """Return the rows of the next batch that no checkpoint covers."""
@@ -404,6 +388,13 @@ class Feeder:
             if spec.coordinator:
                 return fetch_cause(spec.coordinator, spec.token, spec.trust) is None
         return False
+
+
+def _drain(batches: Iterator[pa.RecordBatch]) -> None:
+    deadline = Deadline.after(_DRAIN_S)
+    for _ in batches:
+        if deadline.has_passed:
+            return
 
 
 def near_target(

@@ -144,14 +144,10 @@ class FedPartition:
     """The outcome of feeding one partition.
 
     Attributes:
-        rows: that were spooled at an agent.
-        rows_refused: rows that no node wanted any more, as far as they were counted.
-        num_rows: of the partition, those `done` as well; -1 if it was not read to its end.
+        num_rows: of the partition, those `done` as well; -1 if some were not wanted any more.
     """
 
     partition: int
-    rows: int
-    rows_refused: int
     num_rows: int = -1
 
 

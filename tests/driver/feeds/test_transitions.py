@@ -38,7 +38,7 @@ from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver.feeds import state as fs
 from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.driver.feeds.transitions import CANCEL_S, LOOKS, REASON_S, TRANSITIONS, step
+from sparkdl.driver.feeds.transitions import LOOKS, REASON_S, TRANSITIONS, step
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from tests.doubles.machines import Played, declared_steps_only
 
@@ -99,8 +99,8 @@ class Play(Played):
         return said
 
 
-def fed(rows: int, refused: int = 0) -> tuple[FedPartition, ...]:
-    return (FedPartition(0, rows, refused, rows + refused),)
+def fed(rows: int) -> tuple[FedPartition, ...]:
+    return (FedPartition(0, rows),)
 
 
 def sent(message: Any) -> fs.Send:
@@ -197,14 +197,11 @@ def test_node_that_reads_its_log_on_does_not_keep_a_call_that_another_has_ended(
     assert play.now_s == REASON_S
 
 
-def test_job_that_nobody_wants_is_cancelled_until_it_ends_and_what_came_is_an_epoch() -> None:
+def test_job_that_nobody_wants_is_cancelled_and_what_came_is_an_epoch() -> None:
     play = Play()
     play.asked()
-    assert play.seen({"closed_to": 0}) == [fs.CancelJob(1)]
-    assert play.expire() == [fs.CancelJob(1)]
-    assert play.now_s == CANCEL_S
-    assert play.say(fs.JobBroke(9, RuntimeError("of an earlier call"))) == []
-    assert play.say(fs.JobBroke(1, RuntimeError("cancelled"))) == [CUT_SHORT]
+    assert play.seen({"closed_to": 0}) == [fs.CancelJob(1), CUT_SHORT]
+    assert play.say(fs.JobBroke(1, RuntimeError("cancelled"))) == []
     assert isinstance(play.state, fs.CuttingShort)
     end, *_, answer = play.seen({"cut": EpochCount(0, 3)}, {"cut": EpochCount(0, 0)})
     assert end == sent(EpochEnd("input", 0, {0: 0, 1: 0})), "a node has no row: none has stepped"
@@ -217,7 +214,7 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     play.asked()
     error = RuntimeError("Task 0 failed 4 times")
     assert play.say(fs.JobBroke(1, error, REASON_S)) == []
-    assert isinstance(play.state, fs.Explaining)
+    assert isinstance(play.state, fs.Delivering)
     assert play.state.deadline_s == REASON_S
     cause = LaunchError("worker:1 was killed")
     assert play.seen(problem=cause, has_failed=True, generation=None, world=None) == [
@@ -236,8 +233,8 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
 def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None:
     play = Play()
     play.asked(timeout_s=9.0)
-    assert play.expire() == [fs.CancelJob(1)]
-    assert play.say(fs.JobEnded(1, fed(0))) == [CUT_SHORT]
+    assert play.expire() == [fs.CancelJob(1), CUT_SHORT]
+    assert play.say(fs.JobEnded(1, fed(0))) == []
     *_, answer = play.seen({"cut": EpochCount(0)}, {"cut": EpochCount(0)})
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedTimeoutError)
@@ -268,7 +265,7 @@ def test_nodes_that_do_not_count_when_a_call_is_cut_short_are_not_waited_for() -
     assert play.expire()[-1] == fs.Answer(7, error)
 
 
-def test_next_generation_waits_for_the_last_job_and_finds_what_agents_still_have() -> None:
+def test_next_generation_cancels_the_last_job_and_finds_what_agents_still_have() -> None:
     play = Play()
     _, first = play.asked()
     assert isinstance(first, fs.StartJob)
@@ -321,8 +318,7 @@ def test_rows_that_cannot_be_fetched_end_the_call() -> None:
     play.asked()
     play.spooled(4, 4)
     problem = "worker:1 cannot fetch rows from worker:0: not there"
-    assert play.seen({"problem": problem, "began": 0}) == [fs.CancelJob(1)]
-    assert play.say(fs.JobBroke(1, RuntimeError("cancelled"))) == [CUT_SHORT]
+    assert play.seen({"problem": problem, "began": 0}) == [fs.CancelJob(1), CUT_SHORT]
     *_, answer = play.seen({"cut": EpochCount(0)}, {"cut": EpochCount(0)})
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, ReadError)
@@ -597,10 +593,9 @@ class Simulation:
 
     def repeat(self) -> bool:
         """Have Spark run a task again: it brings all its rows once more."""
-        jobs = [job for job in self.jobs.values() if job.left]
-        if not jobs:
+        job = next(iter(self.jobs.values()), None)
+        if job is None or not job.left:
             return False
-        job = jobs[self.draw(len(jobs))]
         partition = job.left[0][0]
         others = [each for each in job.left if each[0] != partition]
         job.left = [each for each in job.all_rows if each[0] == partition] + others
@@ -617,10 +612,9 @@ class Simulation:
         return True
 
     def bring_row(self) -> bool:
-        jobs = [job for job in self.jobs.values() if job.left]
-        if not jobs:
+        job = next(iter(self.jobs.values()), None)
+        if job is None or not job.left:
             return False
-        job = jobs[self.draw(len(jobs))]
         partition, number = job.left.pop(0)
         order = job.start.spec
         targets = order.targets
@@ -632,18 +626,16 @@ class Simulation:
         return True
 
     def end_job(self) -> bool:
-        over = [n for n, job in self.jobs.items() if not job.left or job.is_cancelled]
-        if not over:
+        number, job = next(iter(self.jobs.items()), (0, None))
+        if job is None or (job.left and not job.is_cancelled):
             return False
-        number = over[self.draw(len(over))]
-        job = self.jobs.pop(number)
+        del self.jobs[number]
         if job.is_cancelled and job.left:
             self.take(fs.JobBroke(number, RuntimeError("cancelled")))
             return True
         sizes = job.start.data.sizes
         done = tuple(
-            FedPartition(part, size - job.refused[part], job.refused[part], size)
-            for part, size in enumerate(sizes)
+            FedPartition(part, -1 if job.refused[part] else size) for part, size in enumerate(sizes)
         )
         self.take(fs.JobEnded(number, done))
         return True
@@ -759,7 +751,7 @@ class Simulation:
                 self.answers[action.ticket] = action.value
 
     def _start(self, start: fs.StartJob) -> None:
-        assert not self.jobs, "one job at a time, for the next one needs the slots of the last"
+        assert all(job.is_cancelled for job in self.jobs.values()), "each waits for the one before"
         done = start.spec.done
         left = [
             (part, number)
