@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError
 from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.store.held import Appended, AppendRequest
-from tests.doubles.feeds import SOON_S, Arrivals, LocalNode, Running, labelled, numbers
+from sparkdl.feed.store.held import AppendRequest
+from tests.doubles.feeds import Arrivals, LocalNode, Running, labelled, numbers
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -238,9 +237,8 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: 
         log = node.feeds.store.log("input")
         for epoch in range(3):
             for start, stop in ((0, 6), (6, 10)):
-                rows = labelled(epoch * 10 + start, epoch * 10 + stop)
-                stored = log.append(rows, Deadline.after(SOON_S), AppendRequest(epoch))
-                assert stored is Appended.STORED
+                batch = labelled(epoch * 10 + start, epoch * 10 + stop)
+                assert log.append(batch, AppendRequest(epoch))
             node.end_epoch(epoch, {0: 10})
         assert fit(built, node, 2) == [sum(range(10)), sum(range(10, 20))]
         reader = node.reader()

@@ -9,9 +9,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,7 @@ from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import UNWATCHED, FeedReader, Supply
+from sparkdl.feed.store.held import Budget
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import StoreLimits
 from sparkdl.feed.transfer.endpoint import NodeFeeds
@@ -87,6 +89,15 @@ def noting(segments: list[StoredSegment]) -> Callable[[StoredSegment, int], None
         segments.append(segment)
 
     return note
+
+
+class NoRoomError(Exception):
+    """An append would have waited for room."""
+
+
+def at_once(budget: Budget) -> AbstractContextManager[object]:
+    """Have appends raise `NoRoomError` in place of waiting."""
+    return patch.object(budget.lock, "wait", side_effect=NoRoomError)
 
 
 class NoticingCondition(threading.Condition):

@@ -128,7 +128,7 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
             raise flight.FlightServerError("the spool is on fire")
         if answer == "say nothing":
             self._is_over.wait(SOON_S)
-        ack = PutAck("store" in answer, "close" in answer, fd_socket)
+        ack = PutAck("close" in answer, fd_socket)
         writer.write(b"babble" if answer == "babble" else msgspec.json.encode(ack))
 
     def _descriptor(self, key: str) -> pa.RecordBatch:

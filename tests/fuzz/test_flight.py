@@ -121,7 +121,7 @@ class Node:
         target = messages.Target(0, "worker:0", self.server.uri)
         for partition in (0, 1):
             fed = Feeder(order([target], run="good"), partition).feed(iter([numbers(0, 50)]))
-            assert fed.rows == 50
+            assert fed.num_rows == 50
         self.settle()
         assert self.store.budget.used_nbytes == 0
         assert not self.store.is_answering

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.row_ranges import Span
 from sparkdl.feed.store.segment import (
     StoredSegment,
@@ -27,6 +26,7 @@ from sparkdl.feed.store.segment import (
     segment_nbytes,
     write_segment,
 )
+from sparkdl.feed.store.session import Exchange
 
 _PRESS_AGAIN_S = 1.0
 """How often what waits for room asks for it: a feed that could not release rows may be able to."""
@@ -113,13 +113,13 @@ class Budget:
                 self._add(use, feed, 1, nbytes, room is Room.DISK)
             return room
 
-    def wait(self, nbytes: int, deadline: Deadline) -> None:
+    def wait(self, nbytes: int) -> None:
         """Wait until something has changed for a segment; the caller holds the lock."""
         # A segment that would fit waits because its spool has its half: rows released elsewhere
         # do not help it.
         if not self._fits(nbytes):
             self._on_pressure()
-        self.lock.wait(min(deadline.remaining_s, _PRESS_AGAIN_S))
+        self.lock.wait(_PRESS_AGAIN_S)
 
     def move(self, segment: StoredSegment, before: Use, use: Use, segments: int = 1) -> None:
         """Hold a segment for another use, without waiting.
@@ -223,27 +223,19 @@ class RetainedSegments:
             return False
 
 
-class Appended(Enum):
-    STORED = "stored"
-    FULL = "full"
-    """There was no room in time."""
-    CLOSED = "closed"
-    """No more rows of this epoch are taken."""
-
-
 @dataclass(frozen=True)
 class AppendRequest:
     """Where in its feed a batch belongs.
 
     Attributes:
-        exchange: the inference partition that waits for results, or empty.
+        exchange: the inference partition that waits for results, if one does.
         keep: a later epoch reads the rows again: they go to disk rather than wait for memory.
         spans: which rows these are, in their order.
         run: of the job that has brought them, if one has.
     """
 
     epoch: int = 0
-    exchange: str = ""
+    exchange: Exchange | None = None
     is_last: bool = False
     keep: bool = False
     spans: tuple[Span, ...] = ()
@@ -271,24 +263,24 @@ class HeldSegments(ABC):
     def takes(self, epoch: int) -> bool:
         return not self.is_closed and epoch > self.closed_to
 
-    def append(self, batch: pa.RecordBatch, deadline: Deadline, request: AppendRequest) -> Appended:
-        """Write a batch into a file, waiting for room."""
+    def append(self, batch: pa.RecordBatch, request: AppendRequest) -> bool:
+        """Write a batch into a file once there is room; false if it is not wanted any more."""
 
         def write(folder: Path | None) -> int:
             return write_segment(batch, folder)[0]
 
         nbytes, rows = segment_nbytes(batch), batch.num_rows
-        return self._store(nbytes, rows, request, write, deadline)
+        return self._store(nbytes, rows, request, write)
 
-    def adopt(self, fd: int, rows: int, request: AppendRequest) -> Appended:
-        """Take a segment of `rows` rows that is in memory, once there is room; `fd` is closed."""
+    def adopt(self, fd: int, rows: int, request: AppendRequest) -> bool:
+        """Take a segment of `rows` rows that is in memory, as `append` does; `fd` is closed."""
 
         def write(folder: Path | None) -> int:
             check_segment(fd, rows)
             return os.dup(fd) if folder is None else write_segment(read_segment(fd), folder)[0]
 
         try:
-            return self._store(os.fstat(fd).st_size, rows, request, write, Deadline.after(None))
+            return self._store(os.fstat(fd).st_size, rows, request, write)
         finally:
             os.close(fd)
 
@@ -321,13 +313,9 @@ class HeldSegments(ABC):
         rows: int,
         request: AppendRequest,
         write: Callable[[Path | None], int],
-        deadline: Deadline,
-    ) -> Appended:
+    ) -> bool:
         budget = self._budget
-        while True:
-            room = self._wait_for_room(nbytes, deadline, request)
-            if room is None or room is Room.FULL:
-                return Appended.CLOSED if room is None else Appended.FULL
+        while (room := self._wait_for_room(nbytes, request)) is not None:
             is_on_disk, is_stored, fd = room is Room.DISK, False, -1
             try:
                 # Written without the lock, which others want meanwhile: the rows may be unwanted
@@ -337,13 +325,15 @@ class HeldSegments(ABC):
                     if self._wants(request):
                         segment = StoredSegment(
                             *(self.feed, -1, request.epoch, rows, nbytes, fd),
-                            *(request.exchange, request.is_last, is_on_disk),
+                            exchange=request.exchange.name if request.exchange else "",
+                            is_last=request.is_last,
+                            is_on_disk=is_on_disk,
                             spans=request.spans,
                             run=request.run,
                         )
                         self._enter(segment)
                         is_stored = True
-                return Appended.STORED if is_stored else Appended.CLOSED
+                return is_stored
             except OSError:
                 if not is_on_disk or fd >= 0:
                     raise
@@ -353,19 +343,18 @@ class HeldSegments(ABC):
                     if fd >= 0:
                         os.close(fd)
                     budget.release(self._use, self.feed, nbytes, is_on_disk)
+        return False
 
-    def _wait_for_room(
-        self, nbytes: int, deadline: Deadline, request: AppendRequest
-    ) -> Room | None:
+    def _wait_for_room(self, nbytes: int, request: AppendRequest) -> Room | None:
         """Reserve room for a segment once there is some; `None` if it is not wanted."""
         budget = self._budget
         with budget.lock:
             while self._wants(request):
                 room = budget.acquire(self._use, self.feed, nbytes, self._may_spill(request))
-                if room is not Room.FULL or deadline.has_passed:
+                if room is not Room.FULL:
                     return room
                 # With `shuffle="global"` the driver deals rows once all are here. A full spool
                 # ends that wait.
                 self._note_full(request)
-                budget.wait(nbytes, deadline)
+                budget.wait(nbytes)
         return None

@@ -249,7 +249,9 @@ class Log(HeldSegments):
             self._budget.wake()
 
     def _wants(self, request: AppendRequest) -> bool:
-        return not self.is_closed if request.exchange else self.takes(request.epoch)
+        if request.exchange is not None:
+            return not self.is_closed and not request.exchange.failure
+        return self.takes(request.epoch)
 
     def _may_spill(self, request: AppendRequest) -> bool:
         return request.keep and self.is_whole

@@ -22,10 +22,9 @@ import pyarrow as pa
 
 from sparkdl.control.messages import Lot, ReadShare
 from sparkdl.control.rows import Share
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, SparkdlError
 from sparkdl.core.row_ranges import Range, Span, overlap, take_rows, uncovered
-from sparkdl.feed.store.held import Appended, AppendRequest, Budget, HeldSegments, Use
+from sparkdl.feed.store.held import AppendRequest, Budget, HeldSegments, Use
 from sparkdl.feed.store.segment import StoredSegment, read_segment
 
 _log = logging.getLogger(__name__)
@@ -206,8 +205,7 @@ class ShareLoader(threading.Thread):
             # Ends the decoding threads when the rows are not wanted any more.
             with closing(read_within(order.share, self._memory_nbytes)) as batches:
                 for batch, spans in batches:
-                    at = replace(request, spans=spans)
-                    if self._spool.append(batch, Deadline.after(None), at) is Appended.CLOSED:
+                    if not self._spool.append(batch, replace(request, spans=spans)):
                         return
         except SparkdlError as error:
             self._on_problem(f"could not read its share: {error}")

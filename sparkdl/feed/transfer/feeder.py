@@ -288,9 +288,8 @@ class PutStream:
                     self._fd_sender = FdSender.connect(ack.fd_socket, self._spec.token)
             else:
                 self._unacknowledged.popleft()
-                if ack.accepted:
-                    self._has_stored = True
-                    self._deadline = Deadline.after(self._spec.timeout_s)
+                self._has_stored = True
+                self._deadline = Deadline.after(self._spec.timeout_s)
             if ack.closed:
                 self._phase = Phase.CLOSED
             self._changed.notify_all()

@@ -148,7 +148,7 @@ class Fetcher(threading.Thread):
         spans = tuple(span for grant, _ in here for span in grant.spans)
         request = AppendRequest(order.epoch, keep=order.keep, spans=spans, run=order.run)
         # Whether the log still wants the rows or not, the holder may free them.
-        self._log.append(batch, Deadline.after(None), request)
+        self._log.append(batch, request)
         # Only now, because rows that were merely sent are lost if the connection breaks.
         self._call(here, _confirm)
         with self._changed:

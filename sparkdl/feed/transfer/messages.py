@@ -173,12 +173,10 @@ class PutAck(msgspec.Struct, frozen=True):
     """The answer to a batch.
 
     Attributes:
-        accepted: whether this batch is here now; otherwise it was refused.
-        closed: whether no more rows of this epoch are wanted.
+        closed: whether no more rows of this epoch are wanted, perhaps not even these.
         fd_socket: in the first answer, where feeders on the same machine send descriptors to.
     """
 
-    accepted: bool
     closed: bool
     fd_socket: str = ""
 

@@ -31,7 +31,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, SparkdlError
 from sparkdl.core.row_ranges import count_rows
 from sparkdl.core.world import host_port
-from sparkdl.feed.store.held import Appended, AppendRequest
+from sparkdl.feed.store.held import AppendRequest
 from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.store.spool import Spool
 from sparkdl.feed.store.store import NodeStore
@@ -105,20 +105,19 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         spool = self._store.spool(header.feed, header.generation)
         # Answered before any batch: the feeder learns where to send descriptors, or to send
         # nothing.
-        first = PutAck(True, not spool.takes(header.epoch), self._fd_receiver.name)
+        first = PutAck(not spool.takes(header.epoch), self._fd_receiver.name)
         writer.write(msgspec.json.encode(first))
         for chunk in reader:
             piece = _decode(chunk.app_metadata or b"", PutPiece)
             spans = tuple((header.partition, *rows) for rows in piece.ranges)
             request = AppendRequest(header.epoch, keep=header.keep, spans=spans, run=header.run)
-            outcome = self._spool(spool, chunk, piece, request)
-            is_closed = outcome is Appended.CLOSED or not spool.takes(header.epoch)
-            ack = PutAck(outcome is Appended.STORED, is_closed)
-            writer.write(msgspec.json.encode(ack))
+            is_stored = self._spool(spool, chunk, piece, request)
+            is_closed = not is_stored or not spool.takes(header.epoch)
+            writer.write(msgspec.json.encode(PutAck(is_closed)))
 
     def _spool(
         self, spool: Spool, chunk: flight.FlightStreamChunk, piece: PutPiece, request: AppendRequest
-    ) -> Appended:
+    ) -> bool:
         batch = None if piece.key else _rows(chunk)
         rows = piece.rows if batch is None else batch.num_rows
         # The driver knows rows by these numbers alone: wrong ones would lose rows or give them
@@ -128,7 +127,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if count_rows(piece.ranges) != rows:
             raise ProtocolError(f"a piece of {rows} rows whose numbers are {piece.ranges}")
         if batch is not None:
-            return spool.append(batch, Deadline.after(None), request)
+            return spool.append(batch, request)
         fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
         return spool.adopt(fd, piece.rows, request)
 
@@ -239,9 +238,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def _take_in(
         self, header: ExchangeHeader, exchange: Exchange, reader: flight.MetadataRecordBatchReader
     ) -> None:
-        log = self._store.log(header.feed)
-        timeout_s = header.timeout_s or self._store.timeout_s
-        last = None
+        log, last = self._store.log(header.feed), None
         for chunk in reader:
             if exchange.failure:
                 return
@@ -249,19 +246,14 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             exchange.expect(last.num_rows)
             if not last.num_rows:
                 continue
-            outcome = log.append(
-                last, Deadline.after(timeout_s), AppendRequest(exchange=header.exchange)
-            )
-            if outcome is not Appended.STORED:
-                is_full = outcome is Appended.FULL
-                full = f"the node's feed memory stayed full for {timeout_s:g} s"
-                exchange.fail(full if is_full else "the node takes no more rows")
+            # Without room it waits until an answer is too late, see `Exchange.results`.
+            if not log.append(last, AppendRequest(exchange=exchange)):
+                exchange.fail("the node takes no more rows")
                 return
         # An empty segment ends the partition for `next_batch`, which would wait for more rows of
         # it.
         if last is not None:
-            end = AppendRequest(exchange=header.exchange, is_last=True)
-            log.append(last.slice(0, 0), Deadline.after(timeout_s), end)
+            log.append(last.slice(0, 0), AppendRequest(exchange=exchange, is_last=True))
         exchange.finish_input()
 
 

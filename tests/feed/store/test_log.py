@@ -12,18 +12,16 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.control.rows import EpochCount, EpochRows
-from sparkdl.core.deadline import Deadline
-from sparkdl.feed.store.held import Appended, AppendRequest, Budget
+from sparkdl.feed.store.held import AppendRequest, Budget
 from sparkdl.feed.store.log import Log, Provenance
 from sparkdl.feed.store.segment import (
     StoredSegment,
     read_segment,
     segment_nbytes,
 )
-from tests.doubles.feeds import SOON_S, Running, noting, numbers
+from tests.doubles.feeds import SOON_S, NoRoomError, Running, at_once, noting, numbers
 
 BATCH = numbers(0, 100)
-STORED = Appended.STORED
 
 
 NBYTES = segment_nbytes(BATCH)
@@ -66,10 +64,16 @@ class LogFixture:
         self.segments: list[StoredSegment] = []
         self.log = Log("input", self.budget, noting(self.segments))
 
-    def append(
-        self, batch: pa.RecordBatch = BATCH, timeout_s: float = SOON_S, place: AppendRequest = FIRST
-    ) -> Appended:
-        return self.log.append(batch, Deadline.after(timeout_s), place)
+    def append(self, batch: pa.RecordBatch = BATCH, place: AppendRequest = FIRST) -> bool:
+        return self.log.append(batch, place)
+
+    def is_full(self, place: AppendRequest = FIRST) -> bool:
+        """Whether an append would have to wait."""
+        with at_once(self.budget):
+            try:
+                return not self.append(place=place)
+            except NoRoomError:
+                return True
 
 
 def descriptors() -> set[str]:
@@ -84,13 +88,13 @@ def descriptors() -> set[str]:
 )
 def test_full_budget_blocks_append_until_release(limits: tuple[int, int | None]) -> None:
     with open_log(*limits) as it:
-        assert it.append() is STORED
-        assert it.append() is STORED
+        assert it.append()
+        assert it.append()
         third = Running(it.append)
         it.pressed.wait()
         assert [segment.number for segment in it.segments] == [0, 1]
         it.log.release([0])
-        assert third.result() is STORED
+        assert third.result()
         assert [segment.number for segment in it.segments] == [0, 1, 2]
         assert it.budget.used_nbytes == 2 * NBYTES
 
@@ -99,14 +103,13 @@ def test_budget_is_shared_by_logs_and_each_may_have_one_segment() -> None:
     """Whoever waits for rows of one feed gets them however full the others are."""
     with open_log(NBYTES) as it:
         other = Log("other", it.budget, noting(it.segments))
-        assert it.append() is STORED
-        assert other.append(BATCH, Deadline.after(0), FIRST) is STORED
-        assert other.append(BATCH, Deadline.after(0), FIRST) is Appended.FULL
-        waiting = Running(lambda: other.append(BATCH, Deadline.after(SOON_S), FIRST))
+        assert it.append()
+        assert other.append(BATCH, FIRST)
+        waiting = Running(lambda: other.append(BATCH, FIRST))
         it.pressed.wait()
         it.log.close()
         other.release([0])
-        assert waiting.result() is STORED
+        assert waiting.result()
         other.close()
         assert it.budget.used_nbytes == 0
 
@@ -121,14 +124,14 @@ def test_kept_rows_go_to_disk_when_memory_is_full(tmp_path: Path) -> None:
     before = descriptors()
     with open_log(NBYTES, disk_nbytes=2 * NBYTES, folder=tmp_path) as it:
         for _ in range(3):
-            assert it.append(place=KEPT) is STORED
+            assert it.append(place=KEPT)
         assert [segment.is_on_disk for segment in it.segments] == [False, True, True]
         assert (it.budget.used_nbytes, it.budget.used_disk_nbytes) == (NBYTES, 2 * NBYTES)
         assert list(tmp_path.iterdir()) == []  # without a name, so that nothing can be left behind
         assert read_segment(it.segments[2].fd).equals(BATCH)
-        assert it.append(timeout_s=0, place=KEPT) is Appended.FULL
+        assert it.is_full(KEPT)
         it.log.release([1])
-        assert it.append(place=KEPT) is STORED
+        assert it.append(place=KEPT)
         assert it.segments[-1].is_on_disk
     assert descriptors() == before
     assert it.budget.used_disk_nbytes == 0
@@ -136,32 +139,32 @@ def test_kept_rows_go_to_disk_when_memory_is_full(tmp_path: Path) -> None:
 
 def test_rows_that_are_read_once_wait_for_memory_rather_than_go_to_disk(tmp_path: Path) -> None:
     with open_log(NBYTES, disk_nbytes=9 * NBYTES, folder=tmp_path) as it:
-        assert it.append() is STORED
-        assert it.append(timeout_s=0) is Appended.FULL
+        assert it.append()
+        assert it.is_full()
 
 
 def test_epoch_is_whole_until_something_had_to_go() -> None:
     with open_log(2 * NBYTES) as it:
         for _ in range(2):
-            assert it.append(place=KEPT) is STORED
+            assert it.append(place=KEPT)
         assert it.log.cut(0) == EpochCount(0, 200, is_whole=True)
         assert not it.log.press()  # what is counted as whole stays, whoever else wants room
         it.log.settle(0)
         assert it.log.press()
         it.log.release([0, 1])
-        assert it.append(place=AppendRequest(1)) is STORED
+        assert it.append(place=AppendRequest(1))
         assert it.log.cut(1) == EpochCount(1, 100, is_whole=False)
         it.log.settle(1)
         it.log.release([2])
-        assert it.append(place=AppendRequest(2)) is STORED
+        assert it.append(place=AppendRequest(2))
         assert it.log.cut(2) == EpochCount(2, 100, is_whole=True)
 
 
 def test_disk_that_is_full_before_its_time_counts_as_full(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     with open_log(NBYTES, disk_nbytes=9 * NBYTES, folder=gone) as it:
-        assert it.append(place=KEPT) is STORED
-        assert it.append(place=KEPT) is Appended.FULL  # writing fails
+        assert it.append(place=KEPT)
+        assert it.is_full(KEPT)  # writing fails
         assert it.budget.disk_nbytes == it.budget.used_disk_nbytes == 0
         assert it.budget.num_segments == 1
 

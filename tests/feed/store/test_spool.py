@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import hypothesis.strategies as st
+import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sparkdl.control.messages import Lot
-from sparkdl.core.deadline import Deadline
-from sparkdl.feed.store.held import Appended, AppendRequest, Use
+from sparkdl.feed.store.held import AppendRequest, HeldSegments, Use
 from sparkdl.feed.store.segment import StoredSegment, read_segment, segment_nbytes
+from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.store.store import NodeStore, StoreLimits
-from tests.doubles.feeds import FEED, SOON_S, Running, noting, numbers
+from tests.doubles.feeds import FEED, SOON_S, NoRoomError, Running, at_once, noting, numbers
 
 BATCH = numbers(0, 100)
-STORED = Appended.STORED
 APART = 1_000_000
 """Between the first rows of two partitions."""
 
@@ -62,25 +62,32 @@ class Node:
         rows: int = 100,
         keep: bool = False,
         epoch: int = 0,
-        timeout_s: float = 0.0,
-    ) -> Appended:
-        """Do what a feeder does; column "x" tells partition and row."""
+        waits: bool = False,
+    ) -> bool | None:
+        """Do what a feeder does; column "x" tells partition and row. `None`: there is no room."""
         batch = numbers(part * APART + start, part * APART + start + rows)
         request = AppendRequest(epoch, keep=keep, spans=((part, start, start + rows),), run="run")
-        return self.store.spool(FEED).append(batch, Deadline.after(timeout_s), request)
+        return self._append(self.store.spool(FEED), batch, request, waits)
 
     def append(
         self,
         start: int = 0,
         stop: int = 100,
-        timeout_s: float = 0.0,
         epoch: int = 0,
         run: str = "run",
-    ) -> Appended:
+    ) -> bool | None:
         """Do what a thread does that fetches or reads."""
         request = AppendRequest(epoch, spans=((9, start, stop),), run=run)
-        batch = numbers(start, stop)
-        return self.store.log(FEED).append(batch, Deadline.after(timeout_s), request)
+        return self._append(self.store.log(FEED), numbers(start, stop), request)
+
+    def _append(
+        self, to: HeldSegments, batch: pa.RecordBatch, request: AppendRequest, waits: bool = False
+    ) -> bool | None:
+        with nullcontext() if waits else at_once(self.store.budget):
+            try:
+                return to.append(batch, request)
+            except NoRoomError:
+                return None
 
     def end_child(self) -> None:
         """Begin a new generation."""
@@ -120,7 +127,7 @@ def xs(segment: StoredSegment) -> list[int]:
 def test_rows_that_are_apart_in_their_partition_are_lots_of_one_segment() -> None:
     with node() as it:
         request = AppendRequest(spans=((3, 0, 40), (3, 70, 130)), run="run")
-        assert it.store.spool(FEED).append(BATCH, Deadline.after(0), request) is STORED
+        assert it.store.spool(FEED).append(BATCH, request)
         assert [(lot.number, lot.start, lot.skip, lot.rows) for lot in it.lots] == [
             *((0, 0, 0, 40), (0, 70, 40, 60)),
         ]
@@ -143,15 +150,13 @@ def test_rows_that_a_child_was_to_have_when_it_died_are_the_next_ones() -> None:
 
 def test_spool_takes_half_of_the_memory_and_does_not_lock_out_the_log() -> None:
     with node(4 * NBYTES) as it:
-        assert [it.bring() for _ in range(2)] == [STORED, STORED]
-        assert it.bring(timeout_s=0.01) is Appended.FULL
+        assert [it.bring() for _ in range(3)] == [True, True, None]
         assert it.pressed == 0, "nothing that the child has would make room in the spool"
-        assert [it.append() for _ in range(2)] == [STORED, STORED]
-        assert it.append(timeout_s=0.01) is Appended.FULL
+        assert [it.append() for _ in range(3)] == [True, True, None]
         assert it.pressed >= 1
-        waiting = Running(lambda: it.bring(timeout_s=SOON_S))
+        waiting = Running(lambda: it.bring(waits=True))
         it.store.spool(FEED).free(0, 0, 100)
-        assert waiting.result() is STORED
+        assert waiting.result()
 
 
 # restarts
@@ -181,7 +186,7 @@ def test_what_was_read_makes_room_at_once_the_oldest_first() -> None:
             it.append(start, start + 100)
         it.store.log(FEED).release([0, 1])
         assert it.used == (3 * NBYTES, 0, 3)
-        assert it.append(300, 400) is STORED
+        assert it.append(300, 400)
         assert it.used == (3 * NBYTES, 0, 3)
         it.end_child()
         assert it.found() == [(100, 100), (200, 100), (300, 100)]
@@ -221,7 +226,7 @@ def test_rows_that_nobody_wants_again_are_not_found_again(by: str) -> None:
     with node(keeps=True) as it:
         log = it.store.log(FEED)
         if by == "exchange":
-            log.append(numbers(0, 10), Deadline.after(SOON_S), AppendRequest(exchange="e"))
+            log.append(numbers(0, 10), AppendRequest(exchange=Exchange("e")))
         else:
             it.append(0, 10, run="" if by == "files" else "run")
         if by == "terminate":
@@ -276,8 +281,8 @@ class Moves(RuleBasedStateMachine):
         assert self.it is not None
         is_empty = not self.lots
         outcome = self.it.bring(0, self.row, rows, keep, self.epoch - late)
-        assert outcome is not Appended.CLOSED or late
-        assert outcome is STORED or late or not is_empty
+        assert outcome is not False or late
+        assert outcome or late or not is_empty
         self._notice()
         self.row += rows
 
@@ -328,10 +333,9 @@ class Moves(RuleBasedStateMachine):
         span = (0, self.row, self.row + rows)
         request = AppendRequest(self.epoch, spans=(span,), run="run")
         batch = numbers(self.row, self.row + rows)
-        log = self.it.store.log(FEED)
-        outcome = log.append(batch, Deadline.after(0), request)
-        assert outcome is STORED or self.here
-        if outcome is STORED:
+        is_stored = self.it._append(self.it.store.log(FEED), batch, request)
+        assert is_stored or self.here
+        if is_stored:
             self.here[self.it.segments[-1].number] = self.row, rows
             self.row += rows
 

@@ -7,10 +7,9 @@ import pytest
 from sparkdl.control import messages as msg
 from sparkdl.control.channel import Reclaim
 from sparkdl.control.rows import FeedCount, PartRows
-from sparkdl.core.deadline import Deadline
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.store.held import Appended, AppendRequest
+from sparkdl.feed.store.held import AppendRequest
 from sparkdl.feed.store.segment import segment_nbytes
 from sparkdl.feed.transfer import endpoint
 from tests.doubles.feeds import (
@@ -30,8 +29,7 @@ NBYTES = segment_nbytes(BATCH)
 
 def append(node: LocalNode, epoch: int = 0, feed: str = FEED) -> bool:
     """Do what a feeder's thread does."""
-    log = node.feeds.store.log(feed)
-    return log.append(BATCH, Deadline.after(SOON_S), AppendRequest(epoch)) is Appended.STORED
+    return node.feeds.store.log(feed).append(BATCH, AppendRequest(epoch))
 
 
 def last_told(progress: list[msg.FeedProgress], feed: str = FEED) -> FeedCount:
@@ -133,7 +131,7 @@ def test_rows_that_were_used_are_told_by_partition() -> None:
 
         def bring(partition: int, start: int, epoch: int = 0) -> None:
             place = AppendRequest(epoch, spans=((partition, start, start + 100),), run="run")
-            assert log.append(BATCH, Deadline.after(SOON_S), place) is Appended.STORED
+            assert log.append(BATCH, place)
 
         bring(3, 0)
         bring(5, 100)

@@ -10,13 +10,11 @@ import pytest
 from sparkdl.control.channel import EndMark, Reclaim
 from sparkdl.control.messages import Assign, EpochEnd, FeedBegin, FeedCut, FeedEnd, Grant
 from sparkdl.control.rows import FeedCount
-from sparkdl.core.deadline import Deadline
-from sparkdl.feed.store.held import Appended, AppendRequest
+from sparkdl.feed.store.held import AppendRequest
 from sparkdl.feed.store.segment import segment_nbytes
 from sparkdl.feed.transfer import fetch
 from tests.doubles.feeds import (
     FEED,
-    SOON_S,
     LocalNode,
     NodeProxy,
     numbers,
@@ -30,9 +28,7 @@ NBYTES = segment_nbytes(numbers(0, 100))
 def spool(node: LocalNode, start: int, rows: int = 100, epoch: int = 0) -> None:
     """Do what a feeder does."""
     request = AppendRequest(epoch, spans=((0, start, start + rows),), run="run")
-    there = node.feeds.store.spool(FEED)
-    outcome = there.append(numbers(start, start + rows), Deadline.after(SOON_S), request)
-    assert outcome is Appended.STORED
+    assert node.feeds.store.spool(FEED).append(numbers(start, start + rows), request)
 
 
 def last_count(node: LocalNode) -> FeedCount:
