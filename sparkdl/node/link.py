@@ -60,16 +60,14 @@ class FeedReaders:
         self._lock = threading.Lock()  # of what follows: user code's threads ask for readers
         self._readers: dict[str, FeedReader] = {}
         self._own: dict[str, OwnFiles] = {}
-        self._supply = Supply()
+        self.supply = Supply()
         self._has_ended = self._is_lost = False
-        self._tracks = self._is_resumed = False
-        self.watch: TrainingWatch = UNWATCHED
 
     def reader(self, feed: str) -> FeedReader:
         with self._lock:
             reader = self._readers.get(feed)
             if reader is None:
-                reader = FeedReader(feed, self._send, supply=self._supply)
+                reader = FeedReader(feed, self._send, supply=self.supply)
                 self._add(reader)
                 # A reader that is asked for after the end would otherwise wait for rows that never
                 # come.
@@ -79,7 +77,6 @@ class FeedReaders:
 
     def _add(self, reader: FeedReader) -> None:
         self._readers[reader.feed] = reader
-        reader.begin(self.watch, self._tracks, self._is_resumed)
         if self._is_lost:
             reader.lose()
 
@@ -101,19 +98,19 @@ class FeedReaders:
 
     def cause_of(self, error: BaseException) -> BaseException:
         """Return the error of a feed that `error` repeats, as TensorFlow does; else `error`."""
-        with self._lock:
-            found = [reader.raised for reader in self._readers.values()]
-        for cause in found:
-            if cause is not None and cause is not error and str(cause) in str(error):
-                cause.__cause__ = cause.__context__ = None
-                return cause.with_traceback(error.__traceback__)
-        return error
+        cause = self.supply.raised
+        if cause is None or cause is error or str(cause) not in str(error):
+            return error
+        cause.__cause__ = cause.__context__ = None
+        return cause.with_traceback(error.__traceback__)
 
     def own_files(self, memory_nbytes: int | None) -> OwnFiles:
         """Return a new feed that this node reads from files; no driver ends it."""
         with self._lock:
             name = f"parquet:{len(self._own)}"
-            own = self._own[name] = OwnFiles(name, self._send, memory_nbytes or MEMORY_NBYTES)
+            self.supply.own.add(name)
+            own = OwnFiles(name, self._send, memory_nbytes or MEMORY_NBYTES, self.supply)
+            self._own[name] = own
             self._add(own.reader)
         return own
 
@@ -157,17 +154,15 @@ class FeedReaders:
         """Let all readers know their world; with checkpoints they note which rows are used."""
         member, is_resumed = start.world.member(start.node_id), start.resume != FIRST_TIME
         with self._lock:
-            self._supply.expect(start.spec, member, is_resumed)
-            self.watch = watch
-            self._tracks, self._is_resumed = start.spec.checkpoint_dir is not None, is_resumed
+            self.supply.expect(start.spec, member, is_resumed, watch)
             for reader in self._readers.values():
-                reader.begin(watch, self._tracks, is_resumed)
+                reader.begin()
 
     def take(self, message: Local, fd: int) -> None:
         """Sort a message to the reader of its feed; `fd` is ours."""
         match message:
             case Segment(feed):
-                self._supply.begin(feed)
+                self.supply.begin(feed)
                 # The kernel had no descriptor left for these rows, so they are lost.
                 if fd < 0:
                     self.reader(feed).fail(ReadError(f"rows are lost: {OUT_OF_DESCRIPTORS}"))
@@ -177,7 +172,7 @@ class FeedReaders:
                 self._end_all()
             case _ if isinstance(message, FeedMessage):
                 if isinstance(message, FeedBegin):
-                    self._supply.begin(message.feed)
+                    self.supply.begin(message.feed)
                 self.reader(message.feed).hear(message)
 
     def lose(self) -> None:
@@ -188,7 +183,7 @@ class FeedReaders:
 
     def _send(self, message: Local) -> None:
         if isinstance(message, Consumed):
-            self._supply.move()
+            self.supply.move()
         self._send_to_agent(message)
 
     def _end_all(self) -> None:

@@ -27,7 +27,6 @@ from sparkdl.core.world import FIRST_TIME, Address, Resume, build_world
 from sparkdl.datasets.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.reader.reader import UNWATCHED
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.node.link import AgentLink
 from tests.doubles.feeds import SOON_S, Running, numbers
@@ -239,10 +238,11 @@ def test_process_does_not_outlive_its_agent(last: bytes) -> None:
 
 def test_number_of_batches_is_of_the_default_feed_or_of_the_only_one() -> None:
     with linked() as ends:
+        ends.link.feeds.supply.tracks = True
         for feed in ("input", "more"):
             for number in range(3):
                 ends.send_segment(number, feed)
-            ends.link.feeds.reader(feed).begin(UNWATCHED, tracks=True, is_resumed=False)
+            ends.link.feeds.reader(feed).begin()
         assert ends.link.feeds.positions(None) == ends.link.feeds.positions(0) == ({}, {})
         with pytest.raises(ConfigError, match="read were none"):
             ends.link.feeds.positions(1)

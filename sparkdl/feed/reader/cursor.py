@@ -105,6 +105,7 @@ class _Epoch:
 
     Attributes:
         granted: rows of it that every node has at least.
+        floor: where an iteration that is abandoned goes back to.
         first: the first segment that is still here.
         position: the next segment to take.
         abandoned: how many iterations have been left early.
@@ -114,6 +115,7 @@ class _Epoch:
     items: list[Item] = field(default_factory=list)
     mark: EpochEnd | None = None
     granted: int = 0
+    floor: _Place = _Place()
     first: int = 0
     position: int = 0
     abandoned: int = 0
@@ -129,7 +131,6 @@ class ReaderCursor:
         self.inference: deque[Item] = deque()
         self.has_ended = False
         self.consumed = ConsumedRows(feed)
-        self._floor = _Place()
         self._epochs: dict[int, _Epoch] = {}
         self._start = 0
 
@@ -191,7 +192,7 @@ class ReaderCursor:
     @property
     def is_over(self) -> bool:
         """Whether no iteration finds anything any more."""
-        is_here = self._floor.items < len(self.now.items)
+        is_here = self.now.floor.items < len(self.now.items)
         return self.has_ended and not is_here and self.mark is None
 
     @property
@@ -254,20 +255,28 @@ class ReaderCursor:
         self.given = replace(self.given, counts=counts)
         self.consumed.drop(parts)
 
+    def go_beyond(self) -> int:
+        """Count an iteration that has found no epoch; return how many there were."""
+        counts = self.given.counts
+        counts = structs.replace(counts, beyond=counts.beyond + 1)
+        self.given = replace(self.given, counts=counts)
+        return counts.beyond
+
     def rewind(self) -> None:
         """Go back to where the iteration began; what was given for good stays given."""
         self.consumed.rewind()
-        now, floor, counts = self.now, self._floor, self.given.counts
+        now, floor, counts = self.now, self.now.floor, self.given.counts
         rows = counts.rows - floor.counts.rows
         now.abandoned += rows > 0
-        self.given = replace(floor, counts=structs.replace(floor.counts, again=counts.again + rows))
+        kept = structs.replace(floor.counts, again=counts.again + rows, beyond=counts.beyond)
+        self.given = replace(floor, counts=kept)
         now.position = floor.items
         if (item := self.next_item) is not None:
             item.skip = floor.rows
 
     def raise_floor(self) -> None:
         """Make what user code is given next the place to go back to."""
-        self._floor = self.given
+        self.now.floor = self.given
         self.consumed.raise_floor()
 
     def finish_epoch(self) -> list[int]:
@@ -312,8 +321,8 @@ class ReaderCursor:
         freed = _keep(now.items[given : now.position]) if is_waiting else []
         # Code that looks at the first batches, as Keras does, begins again: these stay mapped
         # until then.
-        steps = self.given.counts.steps - self._floor.counts.steps
-        unneeded = given if steps > HEAD_STEPS else self._floor.items
+        steps = self.given.counts.steps - now.floor.counts.steps
+        unneeded = given if steps > HEAD_STEPS else now.floor.items
         freed += release_all(now.items[now.first : unneeded])
         freed += _keep(now.items[unneeded:given])
         now.first = max(now.first, unneeded)

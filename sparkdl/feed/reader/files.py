@@ -22,7 +22,7 @@ from sparkdl.control.rows import EpochRows, Share
 from sparkdl.core.errors import ConfigError, ReadError, SparkdlError
 from sparkdl.core.row_ranges import Span, merge_ranges, spans_within
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.reader.reader import FeedReader
+from sparkdl.feed.reader.reader import FeedReader, Supply
 from sparkdl.feed.store.spool import read_within
 
 _log = logging.getLogger(__name__)
@@ -55,10 +55,14 @@ class OwnFiles(threading.Thread):
     """A data set that nodes share among themselves, and the reader to which its rows come."""
 
     def __init__(
-        self, feed: str, report: Callable[[Consumed], None], memory_nbytes: int = MEMORY_NBYTES
+        self,
+        feed: str,
+        report: Callable[[Consumed], None],
+        memory_nbytes: int = MEMORY_NBYTES,
+        supply: Supply | None = None,
     ) -> None:
         super().__init__(name=f"sparkdl-reading-{feed}", daemon=True)
-        self.reader = FeedReader(feed, self._on_message)
+        self.reader = FeedReader(feed, self._on_message, supply)
         self.order: FileOrder | None = None
         self._told = report
         self._memory_nbytes = memory_nbytes

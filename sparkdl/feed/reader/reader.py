@@ -78,13 +78,25 @@ UNWATCHED = TrainingWatch()
 
 
 class Supply:
-    """The feeds that are being fed to a node, and when a reader gives up an unfed one. Thread-safe.
+    """What all readers of a node share: its world, and which feeds are being fed. Thread-safe.
 
     Between two calls of `cluster.feed` a node waits as long as it takes. It gives up a feed that
     has never been fed: its name may be misspelt, or the driver may never feed.
+
+    Attributes:
+        watch: of the training.
+        is_resumed: this world continues an earlier one, whose feeds may be over.
+        tracks: whether to note which rows user code was given, see `FeedReader.position`.
+        raised: the last error of an iteration within TensorFlow, which raises its own for it.
+        own: feeds that the node reads from files itself: no driver feeds them.
     """
 
     def __init__(self) -> None:
+        self.watch: TrainingWatch = UNWATCHED
+        self.is_resumed = self.tracks = False
+        self.raised: SparkdlError | None = None
+        self.own: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
         self._begun: set[str] = set()
         self._moved_s = 0.0
         self._timeout_s: float | None = None
@@ -92,13 +104,12 @@ class Supply:
         self._is_first = False
         self._node, self._roles = "this node", ""
 
-    def expect(self, spec: ClusterSpec, member: Member, is_resumed: bool) -> None:
-        """Give up unfed feeds from now on.
-
-        Args:
-            is_resumed: the world continues an earlier one, whose feeds may be over. The driver
-                reports finished feeds only when all feeds end.
-        """
+    def expect(
+        self, spec: ClusterSpec, member: Member, is_resumed: bool, watch: TrainingWatch
+    ) -> None:
+        """Take the world, and give up unfed feeds from now on."""
+        self.watch, self.is_resumed = watch, is_resumed
+        self.tracks = spec.checkpoint_dir is not None
         self._unfed_node, self._node = None, member.node.name
         if any(node.role.can_be_fed and not node.role.is_fed for node in spec.nodes):
             self._roles = ". A call feeds one role: the one in role=…, or else all that train"
@@ -110,6 +121,12 @@ class Supply:
         if not is_resumed and (member.role.finishes_job or member.role.is_server):
             self._timeout_s = spec.settings.feeding.timeout_s
 
+    def warn(self, feed: str, text: str) -> None:
+        """Log a warning, once."""
+        if (feed, text) not in self._told:
+            self._told.add((feed, text))
+            _log.warning("Feed %r: %s", feed, text)
+
     def begin(self, feed: str) -> None:
         self._begun.add(feed)
 
@@ -118,7 +135,7 @@ class Supply:
 
     def impossible(self, feed: str) -> ConfigError | None:
         """Return the error if `feed` can never receive rows, else `None`."""
-        if self._unfed_node is None or feed in self._begun:
+        if self._unfed_node is None or feed in self._begun | self.own:
             return None
         return ConfigError(
             f"feed {feed!r} cannot be read: {self._unfed_node} is not fed. Launch with "
@@ -145,7 +162,7 @@ class Supply:
 
     def left_s(self, feed: str, since_s: float) -> float | None:
         """Return how long to wait for a feed on; `None` for as long as it takes."""
-        if self._timeout_s is None or feed in self._begun:
+        if self._timeout_s is None or feed in self._begun | self.own:
             return None
         # User code that is busy with another feed is not waiting in vain.
         return max(0.0, max(since_s, self._moved_s) + self._timeout_s - time.monotonic())
@@ -178,49 +195,31 @@ def end_of_feed(feed: str, count: int) -> EndOfFeedError:
 class FeedReader:
     """One feed. The receiving thread adds, user code reads; all methods may be called by either.
 
-    Args:
-        tracks: whether to note which rows user code was given, see `position`.
-        supply: knows whether anybody feeds it.
-
     Attributes:
-        watch: of the training.
-        is_resumed: this world continues an earlier one.
-        raised: the last error of an iteration within TensorFlow, which raises its own for it.
         passes: the iterations of so many steps, see `EpochBatches.steps`.
     """
 
     report_period_s = REPORT_PERIOD_S
 
     def __init__(
-        self,
-        feed: str,
-        send: Callable[[Local], None],
-        tracks: bool = False,
-        supply: Supply | None = None,
+        self, feed: str, send: Callable[[Local], None], supply: Supply | None = None
     ) -> None:
         self.feed, self._send = feed, send
-        self.watch: TrainingWatch = UNWATCHED
-        self.is_resumed = False
-        self.raised: SparkdlError | None = None
         self.passes: Passes | None = None
-        self._supply, self._is_patient = supply or Supply(), False
+        self.supply, self._is_patient = supply or Supply(), False
         self._changed = threading.Condition()
         self._cursor = ReaderCursor(feed)
-        self._cursor.consumed.is_wanted = tracks
+        self.begin()
         self._owner = 0
         self._reported_at_s, self._is_reported = -math.inf, True
         self._is_waiting = self._is_terminated = False
-        self._beyond = 0
-        self._told: set[str] = set()
         self._problem: SparkdlError | None = None
 
     # What the receiving thread calls.
 
-    def begin(self, watch: TrainingWatch, tracks: bool, is_resumed: bool) -> None:
-        """Let the reader know its world, before any row comes."""
-        with self._changed:
-            self.watch, self.is_resumed = watch, is_resumed
-            self._cursor.consumed.is_wanted |= tracks
+    def begin(self) -> None:
+        """Let the reader know its world, before user code reads."""
+        self._cursor.consumed.is_wanted = self.supply.tracks
 
     def be_patient(self) -> None:
         """Wait for a first row as long as it takes: inference may be asked at any time."""
@@ -289,11 +288,12 @@ class FeedReader:
             before = now.abandoned
             self._cursor.rewind()
             if before < now.abandoned == WARNED_ITERATION:
-                self._warn(
+                self.supply.warn(
+                    self.feed,
                     "a loop over it was left early twice in one epoch. Each loop begins "
                     "the epoch again, in another order if it is shuffled, so some of its rows may "
                     "never be read. With steps=…, as in ctx.batches(…, steps=100), a loop ends "
-                    "after so many batches, and the next one goes on behind them"
+                    "after so many batches, and the next one goes on behind them",
                 )
             self._is_reported &= before == now.abandoned
             self._changed.notify_all()
@@ -337,11 +337,12 @@ class FeedReader:
     def report_end(self) -> None:
         """Report to the driver that user code expected another epoch."""
         with self._changed:
-            self._beyond = max(1, self._beyond)
+            if not self._cursor.given.counts.beyond:
+                self._cursor.go_beyond()
             self._report()
 
     def end_of_feed(self) -> EndOfFeedError | UnfedError:
-        return self._supply.never_fed(self.feed) or end_of_feed(self.feed, self._cursor.epoch)
+        return self.supply.never_fed(self.feed) or end_of_feed(self.feed, self._cursor.epoch)
 
     def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
         """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does.
@@ -494,9 +495,10 @@ class FeedReader:
             if consumed.ahead is not None:
                 return consumed.used()
             if consumed.ended < consumed.count:
-                self._warn(
+                self.supply.warn(
+                    self.feed,
                     "a checkpoint was made within an epoch of it, which begins again "
-                    "after a restart. If the model trains on this feed, name it in batches="
+                    "after a restart. If the model trains on this feed, name it in batches=",
                 )
             return consumed.ended
 
@@ -542,12 +544,6 @@ class FeedReader:
 
     # The lock is held.
 
-    def _warn(self, text: str) -> None:
-        """Log a warning, once."""
-        if text not in self._told:
-            self._told.add(text)
-            _log.warning("Feed %r: %s", self.feed, text)
-
     def _is_due(self, with_exchange: bool = False) -> bool:
         self._release(self._cursor.skip_missing())
         return self._cursor.is_due or (with_exchange and bool(self._cursor.inference))
@@ -557,10 +553,10 @@ class FeedReader:
         error = self.end_of_feed()
         if isinstance(error, UnfedError):
             raise error
-        self._beyond += 1
-        if self._beyond > (MAX_ITERATIONS_BEYOND if self.is_resumed else 1):
+        beyond = self._cursor.go_beyond()
+        if beyond > (MAX_ITERATIONS_BEYOND if self.supply.is_resumed else 1):
             raise error
-        if self._beyond == 1:
+        if beyond == 1:
             _log.warning("%s", error)
             self._report()
 
@@ -573,8 +569,7 @@ class FeedReader:
         self._send(self._consumed())
 
     def _consumed(self) -> Consumed:
-        counts = self._cursor.given.counts
-        given = structs.replace(counts, epochs=self._cursor.epoch, beyond=self._beyond)
+        given = structs.replace(self._cursor.given.counts, epochs=self._cursor.epoch)
         waits = self._is_waiting and not self._is_patient  # inference may wait for any time
         return Consumed(self.feed, given, waits)
 
@@ -609,10 +604,10 @@ class FeedReader:
         since_s = time.monotonic()
         while not self._changed.wait_for(is_over, self._left_s(since_s)):
             if self._left_s(since_s) == 0:
-                raise self._supply.unfed(self.feed)
+                raise self.supply.unfed(self.feed)
 
     def _begin_wait(self) -> None:
-        if problem := self._supply.impossible(self.feed):
+        if problem := self.supply.impossible(self.feed):
             raise problem
         # Each wait for a row is reported: the agent takes the next segment for its end. The first
         # one also says which feed user code reads.
@@ -622,7 +617,7 @@ class FeedReader:
             self._send(self._consumed())
 
     def _left_s(self, since_s: float) -> float | None:
-        return None if self._is_patient else self._supply.left_s(self.feed, since_s)
+        return None if self._is_patient else self.supply.left_s(self.feed, since_s)
 
 
 def too_few_rows(mark: EpochEnd) -> ConfigError:

@@ -38,7 +38,8 @@ def reading(
     folder: Path, nbytes: int = 1 << 28, told: list[Consumed] | None = None, **order: Any
 ) -> Iterator[OwnFiles]:
     own = OwnFiles("parquet:0", list[Consumed]().append if told is None else told.append, nbytes)
-    own.reader.begin(own.reader.watch, tracks=True, is_resumed=False)
+    own.reader.supply.tracks = True
+    own.reader.begin()
     own.begin(FileOrder((str(folder),), **order))
     try:
         yield own
