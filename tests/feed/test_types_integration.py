@@ -180,21 +180,6 @@ def test_every_type_that_is_no_array_is_refused_by_name(spark_local: SparkSessio
             to_columns(batch.select([name]))
 
 
-def test_nulls_of_every_type_are_refused_until_they_are_filled(spark_local: SparkSession) -> None:
-    df = frame(spark_local, nulls=True)
-    (batch,) = batches(df)
-    for name in EXPECTED:
-        with pytest.raises(FeedTypeError, match=f"column '{name}' holds 1 null "):
-            to_columns(batch, [name])
-    for name in WITH_NULLS_INSIDE:
-        with pytest.raises(FeedTypeError, match=rf"column '{name}(\.x)?' holds \d null"):
-            to_columns(batches(frame(spark_local, nulls=False))[0], [name])
-    (filled,) = batches(df.select("double", "text").fillna(float("nan")).fillna(""))
-    arrays = to_columns(filled)
-    assert np.isnan(arrays["double"][1])
-    assert arrays["text"][1] == ""
-
-
 def test_a_dataframe_without_rows_has_columns_of_the_same_types(spark_local: SparkSession) -> None:
     df = frame(spark_local, nulls=False)
     (full,) = batches(df)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
@@ -126,14 +126,6 @@ def test_structs_become_a_column_for_each_field() -> None:
         to_columns(batch, ["a.y"])
 
 
-def test_maps_are_refused_and_other_columns_can_be_named() -> None:
-    maps = pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))
-    batch = pa.record_batch({"m": maps, "x": [1]})
-    assert list(to_columns(batch, ["x"])) == ["x"]
-    with pytest.raises(FeedTypeError, match=r"column 'm' is a map.*or name the columns"):
-        to_columns(batch)
-
-
 def test_two_columns_of_one_name_are_refused_if_wanted() -> None:
     names = ["id", "x", "id"]
     batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=names)
@@ -212,20 +204,6 @@ def test_numbers_without_nulls_are_a_view(values: np.ndarray[Any, Any]) -> None:
     assert np.shares_memory(array, convert(column))
 
 
-def test_values_that_are_no_numbers_have_their_numpy_types() -> None:
-    assert same(convert(pa.array([True, False])), np.array([True, False]))
-    assert convert(pa.array(["x", "y"])).tolist() == ["x", "y"]
-    assert convert(pa.array([b"x"])).tolist() == [b"x"]
-    instant = datetime(2020, 1, 1, tzinfo=timezone.utc)
-    for kind in (pa.timestamp("us"), pa.timestamp("us", tz="Asia/Tokyo")):
-        array = convert(pa.array([instant], kind))
-        assert array.dtype == "M8[us]"
-        assert array[0] == np.datetime64("2020-01-01")
-    money = convert(pa.array([Decimal("1.25")], pa.decimal128(10, 2)))
-    assert money.dtype == np.float64
-    assert money[0] == 1.25
-
-
 @pytest.mark.parametrize("kind", ["list", "large_list", "fixed_size_list"])
 @pytest.mark.parametrize("may_hold_nulls", [False, True])
 def test_lists_of_lists_are_a_view_also_in_a_slice(kind: str, may_hold_nulls: bool) -> None:
@@ -270,25 +248,6 @@ def test_times_are_the_time_since_midnight() -> None:
         array = convert(pa.array([time(1, 2, 3)], kind))
         assert array.dtype == "m8[ns]"
         assert array[0] == np.timedelta64(timedelta(hours=1, minutes=2, seconds=3))
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype", "shape"),
-    [
-        (pa.int8(), "i1", ()),
-        (pa.bool_(), "?", ()),
-        (pa.float32(), "f4", ()),
-        (pa.decimal128(9, 2), "f8", ()),
-        (pa.date32(), "M8[D]", ()),
-        (pa.timestamp("us", "UTC"), "M8[us]", ()),
-        (pa.string(), "O", ()),
-        (pa.list_(pa.int16()), "i2", (0,)),
-        (pa.list_(pa.list_(pa.float32(), 2), 3), "f4", (3, 2)),
-    ],
-)
-def test_no_rows_keep_dtype_and_shape(kind: pa.DataType, dtype: str, shape: Any) -> None:
-    array = convert(pa.array([], kind))
-    assert (array.dtype, array.shape) == (np.dtype(dtype), (0, *shape))
 
 
 VECTOR = pa.struct(

@@ -27,7 +27,7 @@ from sparkdl.driver.handle import Cluster
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.labs import Lab
-from tests.doubles.map_funs import count_rows, double
+from tests.doubles.map_funs import count_rows
 from tests.doubles.nodes import SOON_S, launch
 
 STILL_S = 1.0
@@ -129,20 +129,6 @@ def test_end_of_one_feed_does_not_cut_another(disk: Lab, feed: str, tmp_path: Pa
 # rows that nobody wants
 
 
-def test_feed_ends_early_once_no_node_wants_more(roomy: Lab, feed: str) -> None:
-    def first_rows(name: str, ctx: NodeContext) -> int:
-        feed = ctx.get_data_feed(qname_in=name)
-        rows = len(feed.next_batch(10))
-        feed.terminate()
-        return rows
-
-    roomy.begin(first_rows, feed)
-    report = roomy.cluster.feed(itertools.count(), feed=feed)
-    assert report.epochs == 0
-    assert report.rows_unused > 0
-    assert roomy.ended(feed) == [10, 10]
-
-
 # what ends a feed, and what it refuses
 
 
@@ -227,13 +213,6 @@ def test_inference_raises_the_failure_of_whichever_node_there_then_and_later() -
         cluster.abort()
 
 
-def test_results_that_are_asked_for_after_the_shutdown_say_that_nobody_answers() -> None:
-    with launch(double, nodes=1) as cluster:
-        answers = cluster.infer(range(10), timeout_s=1)
-    with pytest.raises(FeedClosedError, match="run the action on them before the shutdown"):
-        list(answers)
-
-
 # feeds that nobody reads, or feeds
 
 
@@ -283,21 +262,6 @@ def test_misspelt_name_of_a_feed_is_told_after_seconds_with_both_names(
         cluster.abort()
     told = "'validation' on worker:0. It has fed 'validations' to worker:0; did you mean"
     assert caplog.text.count(told) == 1
-
-
-def test_cluster_that_is_waited_for_and_not_fed_is_told_of(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sparkdl.driver.feeds.runner.LONG_WAIT_S", 0.5)
-    with launch(count_rows) as cluster:
-        wait_until_read(cluster, "input", [0, 1])
-        with pytest.raises(TimeoutError, match=r"worker:0, worker:1 still in map_fun after 4 s"):
-            cluster.wait(4 * STILL_S)
-        cluster.feed(range(10))
-        with pytest.raises(TimeoutError):
-            cluster.wait(2 * STILL_S)
-        assert [sum(counts) for counts in zip(*cluster.results(SOON_S), strict=True)] == [10, 45]
-    assert caplog.text.count("'input' on worker:0, worker:1. It has fed nothing") == 1
 
 
 def test_feed_that_was_never_fed_is_an_error_when_the_feeds_end(

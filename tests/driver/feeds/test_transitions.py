@@ -154,23 +154,6 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
     assert isinstance(play.state, fs.Idle)
 
 
-def test_epochs_that_all_nodes_hold_are_read_again_without_another_job() -> None:
-    play = Play()
-    play.asked(epochs=3)
-    brought(play, 1, 2, 2)
-    whole = {"cut": EpochCount(0, 2, is_whole=True), "rows_received": 2}
-    assert play.seen(whole, whole) == [
-        sent(EpochEnd("input", 0, {0: 2, 1: 2}, again=True)),
-        sent(EpochEnd("input", 1, {0: 2, 1: 2}, again=True)),
-        sent(EpochEnd("input", 2, {0: 2, 1: 2})),
-    ]
-    play.seen({"given": Given(6, epochs=3)})
-    (answer,) = play.seen({}, {"given": Given(6)})
-    assert isinstance(answer, fs.Answer)
-    assert isinstance(answer.value, FeedReport)
-    assert (answer.value.epochs, answer.value.rows_fed, answer.value.passes) == (3, 12, 1)
-
-
 def ended_by_one_while_logs_are_read() -> Play:
     """Return a call of five epochs whose first is over, when a node has terminated."""
     play = Play()
@@ -242,29 +225,6 @@ def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None
     assert "waits for a task slot that nodes or other jobs hold" in str(answer.value)
 
 
-def test_nodes_may_take_long_to_fetch_their_rows_as_long_as_some_move() -> None:
-    play = Play()
-    play.asked(timeout_s=99.0)
-    brought(play, 1, 5, 5)
-    play.now_s = 98.0
-    play.seen({"cut": EpochCount(0, 5), "rows_received": 5}, {"rows_received": 4})
-    assert play.state.deadline_s == 98.0 + 99.0
-    assert play.expire() == [CUT_SHORT]
-    end, *_, answer = play.seen({}, {"cut": EpochCount(0, 4)})
-    assert end == sent(EpochEnd("input", 0, {0: 5, 1: 4}))
-    assert isinstance(answer, fs.Answer)
-    assert isinstance(answer.value, FeedTimeoutError)
-
-
-def test_nodes_that_do_not_count_when_a_call_is_cut_short_are_not_waited_for() -> None:
-    play = Play()
-    play.asked()
-    error = RuntimeError("no such column")
-    assert play.say(fs.JobBroke(1, error)) == [CUT_SHORT]
-    assert play.state.deadline_s == ANSWER_S
-    assert play.expire()[-1] == fs.Answer(7, error)
-
-
 def test_next_generation_cancels_the_last_job_and_finds_what_agents_still_have() -> None:
     play = Play()
     _, first = play.asked()
@@ -281,36 +241,6 @@ def test_next_generation_cancels_the_last_job_and_finds_what_agents_still_have()
     assert start.spec.run == first.spec.run, "so that they are found after another restart too"
     assert start.spec.done == {0: ((0, 3),)}, "these are here, and are not brought again"
     assert start.spec.generation == 1
-
-
-def test_rows_that_an_agent_was_brought_and_does_not_find_are_brought_again() -> None:
-    play = Play()
-    play.asked()
-    brought(play, 1, 4, 4)
-    assert isinstance(play.state, fs.Cutting)
-    assert play.seen(world=None) == [], "the agent has failed"
-    play.seen(generation=1, world=world_of(2, 1))
-    play.spooled(4, generation=1)
-    (start,) = [a for a in play.seen({"began": 0}, {"began": 0}) if isinstance(a, fs.StartJob)]
-    assert start.spec.done == {0: ((0, 4),)}
-
-
-def test_rows_that_come_twice_are_freed_where_they_came_last() -> None:
-    play = Play()
-    _, start = play.asked()
-    assert isinstance(start, fs.StartJob)
-    play.spooled(6)
-    again = Lot(0, 0, 4, 0, 4, 1)
-    said = play.say(fs.RowsSpooled(((1, Spooled(0, "input", 0, (again,), ROOM_NBYTES)),)))
-    assert (
-        fs.Send(Assign("input", 0, "", unwanted=(Lot(0, 0, 4, 0, 2),)), frozenset({1}), 0) in said
-    )
-    late = Spooled(0, "input", 0, (Lot(1, 0, 0, 0, 4, 1),), ROOM_NBYTES)
-    play.say(fs.JobEnded(1, fed(8)))
-    assert isinstance(play.state, fs.Cutting)
-    assert play.say(fs.RowsSpooled(((1, late),))) == [
-        fs.Send(Assign("input", 0, "", unwanted=late.lots), frozenset({1}), 0)
-    ]
 
 
 def test_rows_that_cannot_be_fetched_end_the_call() -> None:

@@ -59,20 +59,6 @@ def wait_for(node: LocalNode, is_it: Callable[[FeedCount], bool]) -> FeedCount:
     return found[-1]
 
 
-def test_problem_with_a_file_is_told_and_the_next_pass_is_not_blamed(folder: Path) -> None:
-    share = share_of(folder)
-    (folder / "0.parquet").rename(folder / "gone")
-    with LocalNode() as node:
-        read(node, share)
-        count = wait_for(node, lambda c: c.problem != "")
-        assert "0.parquet, row groups 0 to" in count.problem
-        cut(node)
-        (folder / "gone").rename(folder / "0.parquet")
-        read(node, share, epoch=1, last=1)
-        cut(node, 1)
-        assert wait_for(node, lambda c: c.cut.epoch == 1).problem == ""
-
-
 def test_reading_that_waits_for_room_ends_when_the_epoch_is_cut(folder: Path) -> None:
     with LocalNode(limit_nbytes=LITTLE) as node:
         read(node, share_of(folder))

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
-from sparkdl.control.rows import EpochCount, EpochRows
+from sparkdl.control.rows import EpochCount
 from sparkdl.feed.store.held import AppendRequest, Budget
-from sparkdl.feed.store.log import Log, Provenance
+from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import (
     StoredSegment,
     read_segment,
@@ -81,22 +80,6 @@ def descriptors() -> set[str]:
 
 
 # the budget
-
-
-@pytest.mark.parametrize(
-    "limits", [(2 * NBYTES, None), (1 << 30, 2)], ids=["bytes", "segments, of a descriptor each"]
-)
-def test_full_budget_blocks_append_until_release(limits: tuple[int, int | None]) -> None:
-    with open_log(*limits) as it:
-        assert it.append()
-        assert it.append()
-        third = Running(it.append)
-        it.pressed.wait()
-        assert [segment.number for segment in it.segments] == [0, 1]
-        it.log.release([0])
-        assert third.result()
-        assert [segment.number for segment in it.segments] == [0, 1, 2]
-        assert it.budget.used_nbytes == 2 * NBYTES
 
 
 def test_budget_is_shared_by_logs_and_each_may_have_one_segment() -> None:
@@ -173,18 +156,6 @@ def test_disk_that_is_full_before_its_time_counts_as_full(tmp_path: Path) -> Non
 
 
 # rows that were read, by segment, become rows by partition until a checkpoint covers them
-
-
-def test_provenance_stays_until_the_last_epoch_that_reads_the_segment_is_forgotten() -> None:
-    provenance = Provenance()
-    provenance.add(0, 0, ((0, 0, 10),))
-    provenance.settle(2)  # epochs 0 to 2 read it
-    provenance.add(1, 3, ((0, 10, 20),))
-    provenance.forget(2)
-    everything: EpochRows = {2: {0: ((0, 1),)}, 3: {1: ((0, 1),)}}
-    assert provenance.rows(everything) == {2: {0: ((0, 1),)}, 3: {0: ((10, 11),)}}
-    provenance.forget(3)
-    assert provenance.rows(everything) == {3: {0: ((10, 11),)}}
 
 
 # any sequence

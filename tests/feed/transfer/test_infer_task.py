@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
+import pyarrow as pa
 import pytest
 
+from sparkdl.control.channel import Results
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, LaunchError
 from sparkdl.core.failure import Code
@@ -19,6 +23,7 @@ from sparkdl.datasets.tfos import DataFeed
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.lifecycle.state import LaunchBroke, has_ended
+from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.transfer import infer_task as task
 from sparkdl.feed.transfer.infer_task import decode_results, exchange
@@ -30,20 +35,30 @@ from tests.doubles.programs import output_of
 ROWS = list(range(50))
 
 
-def serve(node: LocalNode) -> Running[None]:
-    """Answer each row with its negative."""
+def serve(
+    node: LocalNode, answer: Callable[[list[Any]], list[Any]] = lambda rows: [-row for row in rows]
+) -> Running[None]:
+    """Do what `map_fun` does for inference."""
 
     def map_fun() -> None:
         feed = DataFeed(node.reader(), node.link.send, train_mode=False)
         while not feed.should_stop():
-            feed.batch_results([-row for row in feed.next_batch(7)])
+            if batch := list(feed.next_batch(7)):
+                feed.batch_results(answer(batch))
 
     return Running(map_fun)
 
 
-def infer(first: LocalNode, *others: LocalNode, wait_s: float = 0.0) -> list[Any]:
-    asked = order([node.target for node in (first, *others)])
-    sent = encode_rows(ROWS, max_rows=10)
+def infer(
+    first: LocalNode,
+    *others: LocalNode,
+    wait_s: float = 0.0,
+    rows: Iterable[Any] = ROWS,
+    timeout_s: float = SOON_S,
+) -> list[Any]:
+    """Do what a Spark task does for inference."""
+    asked = order([node.target for node in (first, *others)], timeout_s=timeout_s)
+    sent = encode_rows(rows, max_rows=10)
     answers = exchange(replace(asked, patience_s=wait_s), "0.a", first.target, sent)
     return [row for data in answers for row in decode_results(data)]
 
@@ -148,6 +163,79 @@ def test_node_on_its_way_to_another_round_is_asked_again(monkeypatch: pytest.Mon
         node.call(lambda: node.feeds.reopen(1))
         serving = serve(node)
         assert asking.result() == [-row for row in ROWS]
+        node.end_feed()
+        serving.result()
+
+
+def test_too_few_results_are_an_error_after_the_timeout() -> None:
+    with LocalNode() as node:
+        serving = serve(node, lambda rows: rows[:1])
+        with pytest.raises(FeederError, match=r"1 of 5 rows of inference partition 0\.a"):
+            infer(node, rows=range(5), timeout_s=0.2)
+        node.end_feed()
+        serving.result()
+
+
+def test_too_many_results_are_an_error_and_the_node_lives_on() -> None:
+    """The partition is still on its way when the call ends."""
+    with LocalNode() as node:
+        is_wrong = threading.Event()
+
+        def map_fun() -> None:
+            feed = DataFeed(node.reader(), node.link.send, train_mode=False)
+            feed.next_batch(5)
+            (encoded,) = encode_rows(range(100))
+            fd, _ = write_segment(encoded)
+            node.link.send(Results("0.a", 100), fd)
+            os.close(fd)
+            is_wrong.set()
+
+        def rows() -> Iterator[int]:
+            yield from range(20)
+            assert is_wrong.wait(SOON_S)
+            asked = node.feeds.store.exchange("0.a")
+            assert asked is not None
+            deadline, never = Deadline.after(SOON_S), threading.Event()
+            while not asked.failure and not deadline.has_passed:
+                never.wait(0.005)  # with more rows in, the results would not be too many
+            yield from range(200_000)
+
+        child = Running(map_fun)
+        with pytest.raises(FeederError, match="exactly one result per row"):
+            infer(node, rows=rows())
+        child.result()
+        serving = serve(node, lambda rows: ["again"] * len(rows))
+        assert set(infer(node)) == {"again"}
+        node.end_feed()
+        serving.result()
+
+
+def test_whoever_stops_asking_does_not_leave_the_node_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The partition has stopped as well: nothing more comes from it, and it does not end."""
+    with LocalNode() as node:
+        is_forgotten, is_over = threading.Event(), threading.Event()
+        store = node.feeds.store
+        close = store.close_exchange
+
+        def close_exchange(name: str) -> None:
+            close(name)
+            is_forgotten.set()
+
+        def stuck() -> Iterator[pa.RecordBatch]:
+            yield from encode_rows(range(10))
+            is_over.wait(SOON_S)
+
+        monkeypatch.setattr(store, "close_exchange", close_exchange)
+        serving = serve(node, lambda rows: rows)
+        answers = exchange(order([node.target]), "0.a", node.target, stuck())
+        assert isinstance(answers, Generator)
+        next(answers)
+        answers.close()
+        assert is_forgotten.wait(SOON_S), "the node still waits for the partition"
+        is_over.set()
+        assert infer(node, rows=[1, 2]) == [1, 2]
         node.end_feed()
         serving.result()
 

@@ -13,9 +13,8 @@ import pytest
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.messages import FeedCut
-from sparkdl.feed.transfer.messages import TAKEN, FetchTicket, PutAck, PutHeader, PutPiece
+from sparkdl.feed.transfer.messages import FetchTicket, PutAck, PutHeader, PutPiece
 from tests.doubles.feeds import FEED, SOON_S, TOKEN, LocalNode, NodeProxy, numbers, values
-from tests.doubles.until import until
 
 BATCH = numbers(0, 10)
 OPTIONS = flight.FlightCallOptions(
@@ -73,21 +72,6 @@ def get(client: flight.FlightClient, skip: int, rows: int, generation: int = 0) 
     with pytest.raises(StopIteration):
         reader.read_chunk()
     return [int(x) for x in batch.column("x").to_pylist()]
-
-
-def test_rows_are_sent_to_another_agent_and_freed_once_it_has_them() -> None:
-    with LocalNode() as node, client_of(node) as client:
-        node.driver = None
-        feed(node)
-        for _ in range(2):
-            assert get(client, 5, 10) == list(range(5, 15)), "the first may not have arrived"
-        assert list(client.do_action(flight.Action(TAKEN, ticket(5, 10).ticket), OPTIONS)) == []
-        assert get(client, 15, 5) == list(range(15, 20))
-        for _ in range(2):
-            with pytest.raises(flight.FlightUnavailableError, match="rows 5 to 6 of segment 0"):
-                get(client, 5, 1)
-        assert until(lambda: len(node.lacking) == 1), "it is told once"
-        assert "rows 5 to 6 of segment 0" in node.lacking[0]
 
 
 def test_agent_of_another_generation_is_asked_to_come_again() -> None:
