@@ -301,11 +301,6 @@ class LocalNode(Sent):
         )
 
     @property
-    def rows_received(self) -> int:
-        """Rows in the log of the feed."""
-        return self.feeds.store.log(FEED).rows_received
-
-    @property
     def target(self) -> Target:
         """Where feeders find this node."""
         return Target(self.node_id, f"worker:{self.node_id}", self.uri)
@@ -353,19 +348,13 @@ class LevelDriver:
     def __init__(self, nodes: Sequence[LocalNode]) -> None:
         self._nodes = nodes
         self._totals = Counter({node.node_id: 0 for node in nodes})
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         for node in nodes:
             node.driver = self
 
-    def wait_assigned(self, rows: int) -> dict[int, int]:
-        """Wait until so many rows have been assigned; return how many each node has."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._totals.total() >= rows, SOON_S)
-            return dict(self._totals)
-
     def assign(self, holder: LocalNode, spooled: Spooled) -> None:
         """Assign what a node has spooled."""
-        with self._changed:
+        with self._lock:
             grants: dict[int, list[Grant]] = {node.node_id: [] for node in self._nodes}
             for lot in spooled.lots:
                 skip = 0
@@ -381,7 +370,6 @@ class LevelDriver:
                 if found := tuple(grants[node.node_id]):
                     uris = {holder.node_id: holder.uri}
                     node.soon(Assign(spooled.feed, spooled.epoch, "run", found, uris))
-            self._changed.notify_all()
 
 
 class NodeProxy(Proxy):
@@ -417,25 +405,6 @@ def values(reader: FeedReader, batch_size: int = 1000) -> list[int]:
     return [v for batch in EpochBatches(reader, batch_size) for v in batch["x"].tolist()]
 
 
-def train_in_step(nodes: Sequence[LocalNode]) -> list[Running[list[int]]]:
-    """Have each node read an epoch, a batch only when all others have one too; give column "x"."""
-    barrier = threading.Barrier(len(nodes))
-
-    def train(node: LocalNode) -> list[int]:
-        found: list[int] = []
-        for batch in EpochBatches(node.reader(), 64, is_even=True):
-            barrier.wait(SOON_S)
-            found += batch["x"].tolist()
-        return found
-
-    training = [Running(lambda node=node: train(node)) for node in nodes]  # type: ignore[misc]
-    for node in nodes:
-        node.grant()
-    return training
-
-
-def order(
-    targets: Sequence[Target], run: str = "run", epoch: int = 0, timeout_s: float = SOON_S
-) -> FeedSpec:
+def order(targets: Sequence[Target], run: str = "run", timeout_s: float = SOON_S) -> FeedSpec:
     """Return an order to feed `targets`, which joins no batches."""
-    return FeedSpec(FEED, epoch, run, tuple(targets), TOKEN, timeout_s, min_piece_nbytes=0)
+    return FeedSpec(FEED, 0, run, tuple(targets), TOKEN, timeout_s, min_piece_nbytes=0)
