@@ -24,7 +24,6 @@ from sparkdl.control.messages import (
     FeedEnd,
     FeedProgress,
     Grant,
-    Granted,
     Lot,
     Spooled,
 )
@@ -271,10 +270,6 @@ class LocalNode(Sent):
     def end_epoch(self, epoch: int, rows: dict[int, int], again: bool = False) -> None:
         """Do what the driver does after an epoch."""
         self.call(lambda: self.feeds.on_driver_message(EpochEnd(FEED, epoch, rows, again)))
-
-    def grant(self, rows: int = 1, epoch: int = 0) -> None:
-        """Do what the driver does once every node has so many rows."""
-        self.call(lambda: self.feeds.on_driver_message(Granted(FEED, epoch, rows)))
 
     def end_feed(self) -> None:
         """Do what the driver does at shutdown."""

@@ -16,7 +16,6 @@ import os
 import queue
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -108,8 +107,6 @@ class _Call:
 class PutStream:
     """The stream of one partition to one agent.
 
-        put ──▶ waiting ──▶ unacknowledged, at most WINDOW ──▶ stored
-
     Of each call one thread writes, another reads acknowledgements. The caller of `put` never writes
     to the socket itself. While a socket takes no bytes (a frozen agent, a cut link), gRPC ends a
     write neither when its call is cancelled nor when its connection closes. The writing thread may
@@ -130,8 +127,7 @@ class PutStream:
         self._changed = threading.Condition()
         self._phase = Phase.READY
         self._problem = ""
-        self._waiting: list[Piece] = []
-        self._unacknowledged: deque[Piece] = deque()
+        self._unacknowledged = 0
         self._deadline = Deadline.after(spec.timeout_s)
         self._client: flight.FlightClient | None = None
         self._schema: pa.Schema | None = None
@@ -144,16 +140,33 @@ class PutStream:
         """Whether no more rows of this epoch are wanted."""
         return self._phase is Phase.CLOSED
 
-    def put(self, pieces: Iterable[Piece]) -> None:
-        """Send pieces; returns once all are under way, or the stream is closed."""
+    def put(self, piece: Piece) -> None:
+        """Send a piece; returns once it is under way, or the stream is closed."""
         self._deadline = Deadline.after(self._spec.timeout_s)  # however slow the source is
+        schema = piece.batch.schema
+        # Another schema needs another call, and that begins once the last call has no piece left.
+        if schema != self._schema and self._has_room(0):
+            self._begin_call(schema)
+        if self._has_room(WINDOW - 1):
+            with self._changed:
+                self._unacknowledged += 1
+            assert self._call is not None
+            self._call.pieces.put(piece)
+
+    def _has_room(self, most: int) -> bool:
+        """Wait until at most so many pieces are unacknowledged; false once the stream is closed."""
         with self._changed:
-            self._waiting += pieces
-        self._send_until(lambda: self.is_closed or not self._waiting)
+            while self._phase is not Phase.READY or self._unacknowledged > most:
+                if self.is_closed:
+                    return False
+                self._wait()
+        return True
 
     def flush(self) -> None:
-        """Wait until each piece is stored or, if the stream is closed, refused."""
-        self._send_until(lambda: not self._unacknowledged and (self.is_closed or not self._waiting))
+        """Wait until each piece is stored, or the stream is closed."""
+        with self._changed:
+            while self._unacknowledged and not self.is_closed:
+                self._wait()
 
     def cancel(self) -> None:
         """Interrupt the thread that puts pieces at its next wait for the agent."""
@@ -168,30 +181,6 @@ class PutStream:
                 self._fd_sender.close()
         if self._client is not None:
             self._client.close()
-
-    def _send_until(self, is_done: Callable[[], bool]) -> None:
-        while True:
-            with self._changed:
-                while not (is_done() or self._may_send()):
-                    self._wait()
-                if is_done():
-                    return
-                piece = self._waiting[0]
-                if is_open := piece.batch.schema == self._schema:
-                    self._unacknowledged.append(self._waiting.pop(0))
-            if is_open:
-                assert self._call is not None
-                self._call.pieces.put(piece)
-            else:
-                self._begin_call(piece.batch.schema)
-
-    def _may_send(self) -> bool:
-        """Whether the first piece that waits may go, or a call for its schema begin."""
-        if not self._waiting or self._phase is not Phase.READY:
-            return False
-        is_open = self._waiting[0].batch.schema == self._schema
-        # Another schema needs another call, and that begins once the last call has no piece left.
-        return len(self._unacknowledged) < (WINDOW if is_open else 1)
 
     def _wait(self) -> None:
         """Wait for something to change, while the agent stores rows in time."""
@@ -287,7 +276,7 @@ class PutStream:
                 if self._fd_sender is None:
                     self._fd_sender = FdSender.connect(ack.fd_socket, self._spec.token)
             else:
-                self._unacknowledged.popleft()
+                self._unacknowledged -= 1
                 self._has_stored = True
                 self._deadline = Deadline.after(self._spec.timeout_s)
             if ack.closed:
@@ -310,7 +299,7 @@ class PutStream:
         """Note why the stream cannot go on, unless it need not; the first reason counts."""
         with self._changed:
             # Once nothing more is wanted, an agent may end the connection as it likes.
-            if self.is_closed and not self._unacknowledged:
+            if self.is_closed:
                 return
             self.is_unreachable |= is_unreachable
             if self._phase is not Phase.BROKEN:
@@ -351,7 +340,8 @@ class Feeder:
         halved = (half for batch in joined for half in halve(batch, MAX_PIECE_NBYTES))
         try:
             for batch in halved:
-                self._stream.put(self._pieces(batch))
+                if (piece := self._piece(batch)) is not None:
+                    self._stream.put(piece)
                 if self._stream.is_closed:
                     break
             self._stream.flush()
@@ -371,14 +361,13 @@ class Feeder:
     def unreachable(self) -> Target | None:
         return self._stream.target if self._stream.is_unreachable else None
 
-    def _pieces(self, batch: pa.RecordBatch) -> list[Piece]:
-        """Return the rows of the next batch that no checkpoint covers."""
+    def _piece(self, batch: pa.RecordBatch) -> Piece | None:
+        """Return the rows of the next batch that no checkpoint covers, if there are any."""
         first, self._row = self._row, self._row + batch.num_rows
         left = tuple(uncovered(first, self._row, self._done))
         if not left:
-            return []
-        rows = join([batch.slice(start - first, stop - start) for start, stop in left])
-        return [Piece(rows, left)]
+            return None
+        return Piece(join([batch.slice(start - first, stop - start) for start, stop in left]), left)
 
     def _has_cluster_finished(self) -> bool:
         """Whether the agent is gone because every `map_fun` has returned: none reads."""
