@@ -50,7 +50,6 @@ class Packed:
         return int(self._column.nbytes)
 
     def joined(self, others: Sequence[Packed]) -> Packed:
-        """Return these rows, and those of `others` behind them."""
         return Packed(pa.concat_arrays([self._column, *(p._column for p in others)]), self._where)
 
     def like(self, part: Any) -> Packed:
@@ -60,7 +59,6 @@ class Packed:
         return Packed(nest_vectors(part, self._column.type), self._where)
 
     def array(self) -> Array:
-        """Return the rows as `convert` does; raises as that does."""
         return convert(self._column, None, self._where)
 
 

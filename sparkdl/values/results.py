@@ -40,7 +40,6 @@ def result_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
 
 
 def _whole(batch: pa.RecordBatch) -> tuple[Any, Codec | None]:
-    """Return the rows as the values of a single column."""
     schema = row_schema(batch)
     if schema is not None and schema.kind == "value":
         return batch.column(0), schema.columns[0]

@@ -41,7 +41,6 @@ def no_tensor(name: str, column: Array, framework: str) -> FeedTypeError:
 
 
 def check_padding(padding: Padding) -> None:
-    """Raise a ConfigError unless `padding` is columns with lengths."""
     lengths = padding.values() if isinstance(padding, Mapping) else [0]
     if not all(each is None or (isinstance(each, int) and each > 0) for each in lengths):
         raise ConfigError(
@@ -51,7 +50,6 @@ def check_padding(padding: Padding) -> None:
 
 
 def check_shared(padding: Padding) -> None:
-    """Raise a ConfigError for padding of arrays that nodes share to lengths of each node's own."""
     if None in padding.values():
         raise ConfigError(
             f"pad={dict(padding)}: the nodes share arrays, which need one length on all of them. "

@@ -46,10 +46,8 @@ class FeedRequest:
 
     Attributes:
         to: the role whose nodes are fed, `None` for the nodes that train.
-        is_micro_batch: of a stream, which brings it once.
         shape: the known part of the data's shape, before the data is read.
         reader: one of `READERS`; `auto` means the nodes where they are sure to read the same rows.
-        shuffle: one of `SHUFFLES`.
     """
 
     data: Any
@@ -162,11 +160,7 @@ def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
 
 
 class CallHistory:
-    """The calls of one feed, oldest first, except covered ones.
-
-    Args:
-        keeps: calls are kept until a checkpoint covers them; else until they have been fed.
-    """
+    """The calls of one feed, oldest first, except covered ones, or, without `keeps`, those fed."""
 
     def __init__(self, feed: str, keeps: bool = True, restored: FeedCoverage = _NOTHING) -> None:
         self._feed = feed
@@ -357,7 +351,6 @@ class CoverageStore:
         return covered
 
     def covered_to(self, generation: int) -> dict[str, int]:
-        """Return by feed the first epoch of `generation` that is not fully covered."""
         return {feed: history.covered_to(generation) for feed, history in self._histories.items()}
 
     def cover(self, coverage: Mapping[str, FeedCoverage]) -> None:

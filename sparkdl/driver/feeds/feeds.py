@@ -81,7 +81,6 @@ class Feeds:
         )
 
     def feed(self, name: str, request: FeedRequest, show: bool | None) -> FeedReport:
-        """Feed data, see `Cluster.feed`."""
         nodes = len(self.feed_spec(name, request.timeout_s, request.to).targets)
         if request.epochs < 1:
             raise ConfigError(f"epochs={request.epochs} must be at least 1")
@@ -180,7 +179,6 @@ class Feeds:
             self._runner.close()
 
     def _open_runner(self) -> FeedRunner:
-        """Return the runner of the feeds."""
         if self._runner is None:
             raise ConfigError(
                 "this cluster reads its own data; launch it without Feeding(fed=False) to feed it"

@@ -100,11 +100,7 @@ class JobThread:
 
 
 class FeedJob:
-    """A Spark job of a feed, which begins once the one before has ended: it needs the same slots.
-
-    Args:
-        before: the feed's last job, if there was one.
-    """
+    """A Spark job of a feed. It begins once the one before has ended: it needs the same slots."""
 
     def __init__(self, executor: Executor, feed: str, before: FeedJob | None) -> None:
         self._executor, self._feed = executor, feed
@@ -200,12 +196,7 @@ class FeedRunner:
         carrier: JobThread,
         meanwhile: Callable[[], None],
     ) -> FeedReport:
-        """Queue a request at its feed, and wait for the answer.
-
-        Args:
-            carrier: runs the Spark jobs of the request.
-            meanwhile: called periodically until the answer has come.
-        """
+        """Queue a request, whose jobs `carrier` runs; call `meanwhile` until an answer comes."""
         ticket = next(self._tickets)
         # Before the request: the loop may start the job as soon as it has that.
         self._carriers[ticket] = carrier
@@ -244,14 +235,7 @@ class FeedRunner:
         return run.covered + sum(max(0, rows) for rows in since)
 
     def end(self, feed: str, timeout_s: float | None) -> None:
-        """Announce a feed's end to all nodes, once rows fed again after a restart have been read.
-
-        It is announced to later generations as well.
-
-        Args:
-            feed: `EVERY` for all.
-            timeout_s: how long to wait for the announcement, which is made all the same later.
-        """
+        """Announce a feed's end, to later generations too, once rows fed again have been read."""
         self._controller.soon(self._end, feed)
         self._controller.wait_for(
             lambda view: has_ended(view.state) or self._is_announced(view, feed),
@@ -366,7 +350,6 @@ class FeedRunner:
         self._look()
 
     def _announce_ends(self) -> None:
-        """Announce to this generation which feeds have ended, once it has all rows of them."""
         view = self._controller.view
         if not isinstance(view.state, Running):
             return
@@ -386,9 +369,7 @@ class FeedRunner:
     def _is_settled(self, feed: str, generation: int, is_asked_now: bool) -> bool:
         """Whether a generation has received all its rows.
 
-        Args:
-            is_asked_now: the user asked for the end while this generation ran; then waiting calls
-                do not delay it.
+        Calls that wait do not delay an end that the user asked for while this generation ran.
         """
         if feed == EVERY:
             return all(self._is_settled(name, generation, is_asked_now) for name in self._states)

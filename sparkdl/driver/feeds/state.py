@@ -77,7 +77,6 @@ class Feed:
 
     Attributes:
         answer_s: how long nodes may take to answer; a frozen agent counts as lost before.
-        requests: the waiting requests, in order. The first may be in progress.
     """
 
     history: CallHistory
@@ -100,10 +99,8 @@ class Run:
         left: the epochs with rows to feed; `first` is the number of the first of them.
         before: the nodes' counts when it began.
         covered: rows of the call that a checkpoint covered when it began.
-        epoch: the current or next epoch.
         read_to: the last epoch that all nodes will surely read.
         expected: rows brought, by node id.
-        refused: rows that no node wanted.
         table: the rows of `epoch` from feeders. It changes in place.
         ahead: rows of `epoch` by node id that nodes have before it is fed.
         sent: rows from feeders by node id; each once, however often it is read.
@@ -232,8 +229,6 @@ class NodesSeen:
 
 @dataclass(frozen=True)
 class RowsSpooled:
-    """Agents have received rows from feeders; reports by node id."""
-
     reports: tuple[tuple[int, Spooled], ...]
 
 
@@ -250,11 +245,7 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class JobBroke:
-    """The Spark job `job` has failed, or was cancelled.
-
-    Attributes:
-        reason_s: how long to wait for a failure of a node that explains it.
-    """
+    """The Spark job has failed. For `reason_s` a failure of a node may come that explains it."""
 
     job: int
     error: Exception

@@ -79,8 +79,6 @@ class RowTable:
         random: shuffles rows over all nodes; `None` leaves them where they are, if possible.
 
     Attributes:
-        assigned: rows of this epoch by node.
-        rows_waiting: unassigned rows in spools.
         rows_moved: rows assigned to a node from another node's agent.
         due_s: when to assign again without an event.
     """
@@ -119,12 +117,7 @@ class RowTable:
         now_s: float,
         is_full: bool = False,
     ) -> list[Lot]:
-        """Enter an agent's rows; return the duplicates as lots.
-
-        Args:
-            room_nbytes: how many bytes the agent may hold.
-            is_full: more rows wait for room there.
-        """
+        """Enter an agent's rows; return the duplicates as lots. Full: more wait for room there."""
         # A full spool takes no more rows, so the rows that have come must be dealt now.
         self._waits_for_all &= not is_full
         self._room_nbytes[holder] = room_nbytes
@@ -153,12 +146,7 @@ class RowTable:
         )
 
     def assign(self, unread: Mapping[int, int], now_s: float) -> dict[int, list[Grant]]:
-        """Assign rows to nodes that run short of them; return the grants by node.
-
-        Args:
-            unread: by node that takes rows: its assigned rows not yet given to user code; 0 if it
-                waits for a row.
-        """
+        """Assign rows to nodes that run short; `unread` is 0 for one that waits for a row."""
         grants: dict[int, list[Grant]] = {}
         if self._waits_for_all:
             return grants
@@ -274,7 +262,6 @@ class RowTable:
         self.rows_waiting -= rows
 
     def _deal(self, shares: Mapping[int, int], random: Random) -> dict[int, list[Grant]]:
-        """Give each node so many rows: blocks of all spools, in random order."""
         # Blocks are small enough to mix the spools, and large enough to keep the grants few.
         nbytes = self._nbytes * self.rows_waiting // max(1, self._seen)
         blocks = min(MAX_BLOCKS, max(MIN_BLOCKS, nbytes // len(shares) // BLOCK_NBYTES))

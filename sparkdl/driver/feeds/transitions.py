@@ -86,7 +86,6 @@ REASON_S = 5.0
 
 
 def step(state: State, event: Event, now_s: float) -> Step[State]:
-    """Return the state after `event`, and the actions to perform."""
     after, actions = transition(TRANSITIONS, state, event, now_s)
     before, more = None, list[Action]()
     while after is not before and (more or after != before):  # an equal one has nothing to do
@@ -203,12 +202,7 @@ def _look_opening(state: Opening, now_s: float) -> Step[Opening | Delivering]:
 
 
 def _deliver(feed: Feed, run: Run, name: str = "") -> Step[Delivering]:
-    """Start to bring the rows of the next epoch.
-
-    Args:
-        name: of the earlier job, if agents still have some of its rows: they are in the table, and
-            are not brought again.
-    """
+    """Bring the rows of the next epoch; of the earlier job `name` some are in the table already."""
     call, left = run.call, run.left[run.epoch - run.first :]
     if not run.is_shuffled:
         left = left[: 1 + _whole_epochs(run)]  # one pass over the data serves these
@@ -311,7 +305,6 @@ def _freeing(node_id: int, feed: str, epoch: int, lots: Iterable[Lot], generatio
 
 
 def _problem(feed: Feed, run: Run) -> ReadError | None:
-    """Return the error of agents that cannot bring rows to their nodes, if there is one."""
     counts = feed.nodes.staying(run.node_ids)
     now = [count for count in counts.values() if count.began >= run.first]
     found = [count.problem for count in now if count.problem]
@@ -618,7 +611,6 @@ def _slowest(feed: Feed, run: Run) -> int:
 
 
 def fed_members(world: World, to: str | None) -> tuple[Member, ...]:
-    """Return the nodes to feed: those of a role, or the nodes that train."""
     members = world.fed
     if to is not None:
         members = tuple(m for m in world.members if m.role.name == to and m.data_address)

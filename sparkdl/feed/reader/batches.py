@@ -76,8 +76,6 @@ class EpochBatches:
     """Each `iter` is one epoch: the next of the feed, or the same again if it was left early.
 
     Attributes:
-        batch_size: rows of one batch.
-        columns: which columns, `None` for all.
         is_even: all nodes take the same number of steps, as synchronous training requires.
         tail: the use of the rows at an epoch's end that do not fill a step on every node.
             short: they make smaller batches. Each row is used once; only a node that runs out of
@@ -203,7 +201,6 @@ class _Passes:
         return of == self._of
 
     def begin(self, is_ahead: bool) -> Iterator[Step]:
-        """Begin an iteration; an earlier one is given nothing more."""
         # Without the lock: the earlier one may hold it while it waits for rows.
         self._current = token = object()
         return self._batches(token, is_ahead)
@@ -400,7 +397,6 @@ class _Epoch:
         return self._of._completed(columns, rows, repeated)
 
     def _finish(self) -> Iterator[Step]:
-        """Take the remaining steps, whose number all nodes know."""
         size, tail = self._of.batch_size, self._of.tail
         steps = self._agreed_steps(self._mark)
         for step in range(self._steps, steps):
@@ -433,11 +429,7 @@ class _Epoch:
 
 
 class GatheredRows:
-    """Columns of segments that were taken and not yet handed out.
-
-    Attributes:
-        count: rows ready to be cut off, without those not yet shuffled.
-    """
+    """Columns of segments that were taken and not handed out; `count` without unshuffled rows."""
 
     def __init__(self, carried: Sequence[_Part] = ()) -> None:
         self.count = sum(part.rows for part in carried)
@@ -513,13 +505,7 @@ class GatheredRows:
 
 
 def agreed_steps(rows: Sequence[int], batch_size: int, tail: Tail) -> int:
-    """Return the number of steps that every node takes in an epoch.
-
-    Args:
-        rows: how many rows each node has.
-        batch_size: rows per node and step.
-        tail: `short` and `pad` use all rows; `drop` takes full batches only.
-    """
+    """Return the number of steps that every node takes in an epoch, by all nodes' rows."""
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     if tail in ("short", "pad"):

@@ -60,9 +60,7 @@ class ConsumedRows:
     Batches beyond the floor are forgotten when an iteration is abandoned.
 
     Attributes:
-        feed: its name, for errors.
         is_wanted: whether rows are tracked; otherwise nothing is noted.
-        count: how many batches.
         ahead: how many of them the training has not been given yet; `None` if unknown, until the
             training has reached the end of a pass.
     """
@@ -136,7 +134,6 @@ class ConsumedRows:
         return self._floor
 
     def used(self) -> int:
-        """Return how many batches the training was given."""
         if self.ahead is None and self.count:
             raise ConfigError(
                 f"feed {self.feed!r} is read ahead of the training (by tf.data, or by workers "
@@ -255,7 +252,6 @@ def _merged(arrays: Sequence[Array]) -> Array:
 
 
 def _from(ranges: Array, position: int) -> Array:
-    """Return the parts of `ranges` from `position` on."""
     behind: Array = ranges[ranges[:, 1] > position]
     behind[:, 0] = np.maximum(behind[:, 0], position)
     return behind

@@ -78,7 +78,6 @@ class Item:
         return None if was_released else self.segment.number
 
     def close(self) -> None:
-        """Close the descriptor; a batch that is mapped stays valid."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -86,13 +85,7 @@ class Item:
 
 @dataclass(frozen=True)
 class _Place:
-    """How far user code has been handed rows.
-
-    Attributes:
-        items: the segments of the epoch that it has as a whole.
-        rows: of the next segment.
-        counts: of all epochs.
-    """
+    """How far user code has been handed rows: whole segments, rows of the next, counts of all."""
 
     items: int = 0
     rows: int = 0
@@ -107,8 +100,6 @@ class _Epoch:
         granted: rows of it that every node has at least.
         floor: where an iteration that is abandoned goes back to.
         first: the first segment that is still here.
-        position: the next segment to take.
-        abandoned: how many iterations have been left early.
         is_pressed: room is wanted: what user code has been given is released.
     """
 
@@ -147,7 +138,6 @@ class ReaderCursor:
             self._epochs.setdefault(mark.epoch, _Epoch()).mark = mark
 
     def grant(self, epoch: int, rows: int) -> None:
-        """Every node has `rows` rows of `epoch` at least."""
         if epoch >= self.epoch:
             self._epochs.setdefault(epoch, _Epoch()).granted = rows
 
@@ -159,7 +149,6 @@ class ReaderCursor:
 
     @property
     def now(self) -> _Epoch:
-        """The epoch that is read."""
         return self._epochs.setdefault(self.epoch, _Epoch())
 
     @property
@@ -173,7 +162,6 @@ class ReaderCursor:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the segment at the position has been released."""
         return self.now.position < self.now.first
 
     def first_item(self) -> Item | None:
@@ -214,7 +202,6 @@ class ReaderCursor:
         return []
 
     def take(self) -> Item:
-        """Map the segment at the position and move past it."""
         now = self.now
         item = now.items[now.position]
         item.batch()  # here, under the lock: no other thread releases it meanwhile
@@ -249,7 +236,6 @@ class ReaderCursor:
             self.raise_floor()
 
     def drop(self, rows: int, parts: list[Part]) -> None:
-        """Count rows that user code is not given."""
         counts = self.given.counts
         counts = structs.replace(counts, dropped=counts.dropped + rows)
         self.given = replace(self.given, counts=counts)
@@ -308,10 +294,8 @@ class ReaderCursor:
     def releasable(self, is_waiting: bool) -> list[int]:
         """Return the segments to release early: user code has been given their rows.
 
-        They stay mapped here as long as an abandoned iteration would go back to them.
-
-        Args:
-            is_waiting: user code waits for more, so it has gathered the rows taken before.
+        They stay mapped here as long as an abandoned iteration would go back to them. Where user
+        code waits for more, it has gathered the rows taken before.
         """
         now, given = self.now, self.given.items
         is_again = bool(now.items) and now.items[0].segment.epoch != self.epoch
@@ -335,7 +319,6 @@ class ReaderCursor:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin an epoch at its first row."""
         now = self.now
         for item in now.items:
             item.skip = 0

@@ -163,13 +163,11 @@ class OwnFiles(threading.Thread):
         return True
 
     def _wait_for_epoch(self, epoch: int) -> bool:
-        """Wait until user code has reached `epoch`; return whether to continue."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopped or self._epoch >= epoch)
             return not self._is_stopped
 
     def _wait_for_room(self, nbytes: int) -> bool:
-        """Wait until user code has used enough; return whether to continue."""
         while not self._is_stopped:
             with self._changed:
                 self._has_news = False

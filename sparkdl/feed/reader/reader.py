@@ -122,7 +122,6 @@ class Supply:
             self._timeout_s = spec.settings.feeding.timeout_s
 
     def warn(self, feed: str, text: str) -> None:
-        """Log a warning, once."""
         if (feed, text) not in self._told:
             self._told.add((feed, text))
             _log.warning("Feed %r: %s", feed, text)
@@ -168,7 +167,6 @@ class Supply:
         return max(0.0, max(since_s, self._moved_s) + self._timeout_s - time.monotonic())
 
     def unfed(self, feed: str) -> UnfedError:
-        """Return the error for a `feed` that received no rows in time."""
         advice = ": give cluster.feed(…, feed=…) and ctx.batches(…, feed=…) the same name"
         nothing = (
             "; nothing is being fed here: call cluster.feed(…) in the driver, or launch with a "
@@ -305,14 +303,12 @@ class FeedReader:
 
     @property
     def abandoned(self) -> int:
-        """How many iterations over this epoch have been left early."""
         return self._cursor.now.abandoned
 
     def peek_batch(self, is_needed: bool = False) -> pa.RecordBatch | None:
         """Wait for the next segment; return its batch without moving, `None` at the feed's end.
 
-        Args:
-            is_needed: user code cannot go on without it, to an epoch that has rows for this node.
+        It is an error if it is needed, and the epoch has no row for this node.
         """
         cursor = self._cursor
         with self._changed:
@@ -347,9 +343,8 @@ class FeedReader:
     def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
         """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does.
 
-        Args:
-            begins: an iteration begins with the epoch. The first that finds none is empty, the
-                second raises, so that no loop repeats it for ever.
+        Of iterations that find none the first is empty, the second raises: no loop repeats it for
+        ever.
         """
         with self._changed:
             self._wait_row(lambda: owner != self._owner or self._is_due())
@@ -401,17 +396,12 @@ class FeedReader:
             return self._cursor.mark if owner == self._owner else None
 
     def reorder(self, owner: int, random: np.random.Generator) -> None:
-        """Put the segments of an epoch that is complete and was not begun into random order."""
         with self._changed:
             if owner == self._owner:
                 self._cursor.reorder(random)
 
     def is_granted(self, owner: int, rows: int) -> bool:
-        """Wait until every node has `rows` rows of this epoch, or it is known that they do not.
-
-        Returns:
-            Whether they have; false as well once another owner has claimed.
-        """
+        """Wait whether every node has so many rows of the epoch; false once another has claimed."""
         cursor = self._cursor
         with self._changed:
 
@@ -422,11 +412,7 @@ class FeedReader:
             return owner == self._owner and has_rows()
 
     def give(self, owner: int, rows: int, padded: int = 0, parts: list[Part] | None = None) -> bool:
-        """Count a batch that is about to be handed to user code.
-
-        Returns:
-            False once another owner has claimed: then nothing may be handed out.
-        """
+        """Count a batch before it is handed out; false, and do not, once another has claimed."""
         with self._changed:
             if owner != self._owner:
                 return False
@@ -449,11 +435,7 @@ class FeedReader:
             self._cursor.consumed.raise_floor()
 
     def finish_epoch(self, owner: int, dropped: int = 0, parts: list[Part] | None = None) -> bool:
-        """Move past the epoch's end: what no later epoch reads is released.
-
-        Returns:
-            False once another owner has claimed.
-        """
+        """Move past the epoch's end, and release; false once another owner has claimed."""
         with self._changed:
             if owner != self._owner:
                 return False

@@ -106,7 +106,6 @@ class Budget:
         return self._segments.total()
 
     def acquire(self, use: Use, feed: str, nbytes: int, may_spill: bool) -> Room:
-        """Reserve room for a segment, if there is some."""
         with self.lock:
             room = self._room(use, feed, nbytes, may_spill)
             if room is not Room.FULL:
@@ -122,11 +121,7 @@ class Budget:
         self.lock.wait(_PRESS_AGAIN_S)
 
     def move(self, segment: StoredSegment, before: Use, use: Use, segments: int = 1) -> None:
-        """Hold a segment for another use, without waiting.
-
-        Args:
-            segments: 0 for a window, if other rows of its segment stay.
-        """
+        """Hold a segment for another use; `segments=0` for a window, if other rows of it stay."""
         with self.lock:
             self._add(before, segment.feed, -segments, -segment.nbytes, segment.is_on_disk)
             self._add(use, segment.feed, 1, segment.nbytes, segment.is_on_disk)
@@ -200,7 +195,6 @@ class RetainedSegments:
         self._retained: list[tuple[StoredSegment, object]] = []
 
     def add(self, use: Use, segment: StoredSegment, log: object) -> None:
-        """Take a segment, which was held for `use`, with its descriptor; `log` was to have it."""
         with self._budget.lock:
             self._budget.move(segment, use, Use.RETAINED)
             self._retained.append((segment, log))

@@ -52,11 +52,7 @@ class Provenance:
         return segment in self._spans
 
     def rows(self, consumed: EpochRows, dropped_to: int = -1) -> EpochRows:
-        """Return by partition which rows were consumed, given by segment.
-
-        Args:
-            dropped_to: all rows that came in epochs up to this one count as consumed.
-        """
+        """Return by partition which rows were consumed, or came in epochs that were dropped."""
         found: dict[int, dict[int, list[Range]]] = {}
         for epoch, segments in consumed.items():
             for segment, ranges in segments.items():
@@ -188,7 +184,6 @@ class Log(HeldSegments):
             self.is_whole = True
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Free segments that the child needs no more, or retain them for another child."""
         with self._budget.lock:
             self._let_go([self._segments.pop(n) for n in numbers if n in self._segments])
 
@@ -198,7 +193,6 @@ class Log(HeldSegments):
             return self._provenance.rows(consumed, self.terminated_to)
 
     def forget(self, epoch: int) -> None:
-        """Forget rows that only epochs before `epoch` read: a checkpoint covers them."""
         with self._budget.lock:
             if not self._comes_again:
                 self._budget.retained.free(

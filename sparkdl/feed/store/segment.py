@@ -76,13 +76,7 @@ def segment_nbytes(batch: pa.RecordBatch) -> int:
 
 
 def write_segment(batch: pa.RecordBatch, folder: Path | None = None) -> tuple[int, int]:
-    """Write `batch` into a nameless file; return its descriptor and its length in bytes.
-
-    Args:
-        folder: on whose disk; in memory without it.
-
-    The caller owns the descriptor.
-    """
+    """Write `batch` into a nameless file; return its descriptor, the caller's, and its length."""
     fd = nameless_file(_NAME, folder)
     try:
         # pyarrow opens paths, not descriptors; `/dev/fd` is the path of a file without a name.
@@ -104,7 +98,6 @@ def read_segment(fd: int) -> pa.RecordBatch:
 
 
 def check_segment(fd: int, rows: int) -> None:
-    """Check that a descriptor from another process is a segment of so many rows."""
     try:
         # Opening one end of a pipe would wait for a process at the other end.
         if not stat.S_ISREG(os.fstat(fd).st_mode):

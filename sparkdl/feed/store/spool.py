@@ -33,8 +33,6 @@ _MIN_BATCH_NBYTES = 1 << 16
 
 @dataclass
 class _Spooled:
-    """A segment, and which of its rows are still here."""
-
     segment: StoredSegment
     left: list[Range] = field(default_factory=list)
 
@@ -105,7 +103,6 @@ class Spool(HeldSegments):
                 self._free(spooled, start, stop)
 
     def recall(self, epoch: int, retained: Iterable[StoredSegment]) -> list[Lot]:
-        """Take retained segments as rows of `epoch`; return their lots."""
         lots: list[Lot] = []
         with self._budget.lock:
             for segment in retained:
@@ -217,11 +214,7 @@ class ShareLoader(threading.Thread):
 def read_within(
     share: Share, memory_nbytes: int
 ) -> Generator[tuple[pa.RecordBatch, tuple[Span, ...]], None, None]:
-    """Yield the batches of a share, and which rows of partition 0, numbered through all files.
-
-    Args:
-        memory_nbytes: batches and rows read ahead take fractions.
-    """
+    """Yield the batches of a share, with their rows' numbers; read ahead within the memory."""
     # Imported here, because agents that read no files do not need it.
     from sparkdl.storage.parquet.read import BATCH_NBYTES, PREFETCH_NBYTES, read_share
 

@@ -18,8 +18,6 @@ from sparkdl.feed.store.spool import Spool
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """How much a node may hold, and where."""
-
     memory_nbytes: int
     disk_nbytes: int = 0
     folder: Path | None = None
@@ -81,11 +79,7 @@ class NodeStore:
             return log
 
     def spool(self, feed: str, generation: int | None = None) -> Spool:
-        """Return the spool of `feed`, which takes rows until the agent ends, for other nodes too.
-
-        Args:
-            generation: the world that the rows are for; a closed spool if it is not this one.
-        """
+        """Return the spool of `feed`, for other nodes too; a closed one for another generation."""
         with self.budget.lock:
             spool = self._spools.get(feed)
             is_current = generation in (None, self.generation) and not self._has_shut_down
@@ -117,7 +111,6 @@ class NodeStore:
             return self.spool(feed).recall(epoch, found)
 
     def open_exchange(self, name: str) -> Exchange:
-        """Begin an inference partition."""
         exchange = Exchange(name)
         with self.budget.lock:
             if self._closed:

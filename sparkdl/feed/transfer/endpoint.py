@@ -44,8 +44,6 @@ class NodeFeed:
     """One feed, of one child.
 
     Attributes:
-        consumed: what the child has reported last.
-        began: the epoch of the last `FeedBegin`.
         marked: the epoch of the last `EpochEnd`; `None` before, when no end is awaited.
         answered: the last report of the values that the driver waits for, see `awaited`.
         waits: user code waits for a row, and has been sent all that there are.
@@ -57,7 +55,6 @@ class NodeFeed:
         ordered: how many grants of rows of other agents there were in all.
         arrived: how many of them are here.
         lacks_rows: some rows are not where they should be: no mark goes past them.
-        problem: why others cannot come.
         behind: the actions to perform once so many have arrived, in order.
     """
 
@@ -84,17 +81,12 @@ class NodeFeed:
             self.behind.popleft()[1]()
 
     def stop(self) -> None:
-        """Fetch nothing more, and drop the waiting actions."""
         self.behind.clear()
         if self.fetcher is not None:
             self.fetcher.stop()
 
     def count(self, has_failed: bool) -> FeedCount:
-        """Return the counts that the driver receives.
-
-        Args:
-            has_failed: do not report that it is closed, or it would seem to have ended in order.
-        """
+        """Return the counts for the driver; closed after a failure, it would seem in order."""
         log = self.log
         count = FeedCount(
             log.feed,
@@ -166,7 +158,6 @@ class NodeFeeds:
         self._needs = Throttle(self._loop, self._report_needs, needs_s)
 
     def listen(self, host: str, tls: Tls | None = None) -> str:
-        """Start receiving; return the Flight URI."""
         on_lacking = partial(self._soon, self._note_lacking, "exception")
         self._receiver = FlightServer(host, self._peers.spec.token, self.store, tls, on_lacking)
         return self._receiver.uri
@@ -341,12 +332,7 @@ class NodeFeeds:
         return max((self._own_steps, *fed))
 
     def close(self, reason: str, has_failed: bool = False) -> None:
-        """Take no more rows.
-
-        Args:
-            has_failed: do not report to the coordinator that the feeds are closed, or a feed would
-                seem to have ended in order before the failure is known.
-        """
+        """Take no more rows; the driver is not told before it knows of a failure."""
         self._has_failed = has_failed
         self.store.close(reason)
         if has_failed:  # unfetched rows stay at their holders, for the next child

@@ -114,9 +114,6 @@ class PutStream:
 
     One thread puts pieces; others may call `cancel` and ask how the stream is.
 
-    Attributes:
-        target: the node whose agent gets the pieces.
-        is_unreachable: whether the agent could not be reached, or not any more.
     """
 
     def __init__(self, target: Target, header: PutHeader, spec: FeedSpec) -> None:
@@ -163,7 +160,6 @@ class PutStream:
         return True
 
     def flush(self) -> None:
-        """Wait until each piece is stored, or the stream is closed."""
         with self._changed:
             while self._unacknowledged and not self.is_closed:
                 self._wait()
@@ -322,7 +318,6 @@ class Feeder:
         self._row = 0
 
     def cancel(self) -> None:
-        """Interrupt `feed`, in another thread, at its next wait for the agent."""
         self._stream.cancel()
 
     def feed(self, batches: Iterator[pa.RecordBatch]) -> FedPartition:

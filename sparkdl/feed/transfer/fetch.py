@@ -134,7 +134,6 @@ class Fetcher(threading.Thread):
             return list(islice(of_holder, _WINDOWS))
 
     def _perform(self, fetches: list[Fetch]) -> None:
-        """Fetch the first of these into the log."""
         order = fetches[0][1]
         batch = self._call(fetches, self._get)
         if batch is None:  # it was stopped

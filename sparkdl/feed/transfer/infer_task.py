@@ -49,12 +49,7 @@ _LOOK_S = 2.0
 
 @dataclass(frozen=True)
 class InferColumns:
-    """For `DataFrame.mapInArrow`: each batch with columns of results appended.
-
-    Attributes:
-        names: what `map_fun` shall see the columns called.
-        results: names and types of the columns that are appended.
-    """
+    """For `DataFrame.mapInArrow`: each batch, of which `map_fun` sees `names`, with its results."""
 
     spec: FeedSpec
     names: tuple[str, ...]
@@ -179,8 +174,6 @@ def _open(spec: FeedSpec, name: str, target: Target, clients: ExitStack) -> _Cal
 
 
 class _Call:
-    """One attempt at one node."""
-
     def __init__(self, spec: FeedSpec, name: str, target: Target) -> None:
         self._spec = spec
         self._target = target

@@ -71,12 +71,10 @@ class FeedSpec:
         run: unique to one Spark job: identifies its rows after a restart.
         generation: the world's that is to be fed; nodes of a later one refuse the rows.
         last_epoch: the last one of the same `feed` call.
-        keep: later epochs are to read the rows again.
         done: rows by partition that a checkpoint covers; they are not fed.
         skipped: partitions without rows beyond `done`; they are read for a moment at most.
         partitions: how many there were when rows were fed before; 0 where that is not known.
         patience_s: how long inference waits for nodes that are between two generations.
-        min_piece_nbytes: small batches are joined until there is so much.
         host_timeout_s: after so much silence the driver gives a node's host up.
         coordinator: its URL, to ask why no node answers.
         trust: what nodes and coordinator have to show; `None` where they are not encrypted.
@@ -101,7 +99,6 @@ class FeedSpec:
     trust: Trust | None = None
 
     def check_partitions(self, partitions: int) -> None:
-        """Check that the data come in as many partitions as before."""
         named = max(self.done, default=-1) + 1
         # Rows are known by partition and number, so other partitions would mean other rows.
         if self.partitions not in (0, partitions) or named > partitions:
@@ -111,7 +108,6 @@ class FeedSpec:
         return flight.connect(uri, **(self.trust.flight_options() if self.trust else {}))
 
     def options(self, timeout_s: float | None = None) -> flight.FlightCallOptions:
-        """Return the options of a call that carries the token, and may take so long."""
         headers = [(b"authorization", bearer(self.token).encode())]
         return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
 
@@ -132,7 +128,6 @@ def knock(target: Target) -> Literal["accepts", "refuses", "silent"]:
 
 
 def other_data(feed: str, before: int, now: int) -> ConfigError:
-    """Return the error for data that come in other partitions than before."""
     return ConfigError(
         f"feed {feed!r}: the data have {now} partitions, and {before} when rows of them were fed "
         f"before. {WHAT_TO_DO}"

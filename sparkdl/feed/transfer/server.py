@@ -258,7 +258,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 def _decode(data: Any, kind: Any) -> Any:
-    """Return the struct of this kind that JSON stands for."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -266,7 +265,6 @@ def _decode(data: Any, kind: Any) -> Any:
 
 
 def _rows(chunk: flight.FlightStreamChunk) -> pa.RecordBatch:
-    """Return the batch of a chunk."""
     if chunk.data is None:
         raise ProtocolError("a message of the stream has no rows")
     try:
