@@ -42,7 +42,7 @@ from sparkdl.feed.transfer.messages import (
     PutPiece,
     Target,
     flight_reason,
-    knock,
+    is_there,
 )
 from sparkdl.values.batches import halve, join, join_small
 from sparkdl.values.rows import encode_rows
@@ -461,7 +461,7 @@ def await_decision(spec: FeedSpec, target: Target, error: Exception) -> str:
     """
     never, is_logged = threading.Event(), False
     silence, deadline = Deadline.after(_SILENT_S), Deadline.after(2 * spec.host_timeout_s)
-    while not deadline.has_passed and knock(target) != "accepts":
+    while not deadline.has_passed and not is_there(target):
         with suppress(OSError):  # this host itself is cut off, perhaps
             if (cause := fetch_cause(spec.coordinator, spec.token, spec.trust)) != "":
                 return cause or ""

@@ -37,7 +37,7 @@ from sparkdl.feed.transfer.messages import (
     FeedSpec,
     Target,
     flight_reason,
-    knock,
+    is_there,
 )
 from sparkdl.values.results import result_columns
 from sparkdl.values.rows import encode_rows, rows
@@ -278,7 +278,7 @@ class _Call:
                     break
                 self._changed.wait(min(_LOOK_S, limit_s - owed_s))
             # The kernel does not notice a cut link while nothing is sent.
-            if owed_s < _LOOK_S or knock(self._target) == "accepts":
+            if owed_s < _LOOK_S or is_there(self._target):
                 silent_since_s = None
             elif now_s - (silent_since_s := silent_since_s or now_s) >= self._spec.host_timeout_s:
                 limit_s = now_s - silent_since_s

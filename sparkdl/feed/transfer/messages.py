@@ -7,14 +7,14 @@ They are not in the server's module: feeders in Spark workers must not import th
 
 from __future__ import annotations
 
-import errno
 import socket
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from threading import TIMEOUT_MAX
-from typing import Annotated, Literal
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
@@ -112,19 +112,12 @@ class FeedSpec:
         return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
 
 
-def knock(target: Target) -> Literal["accepts", "refuses", "silent"]:
-    """Return what the host of a node says within a second to a connection for it.
-
-    It accepts one for a process that stands still as well. One that refuses it is there, and the
-    node is not. Where there is no route at all, this host refuses it.
-    """
+def is_there(target: Target) -> bool:
+    """Whether a node's host takes a connection for it: for a process that stands still as well."""
     url = urlsplit(target.uri)
-    try:
-        with socket.create_connection((url.hostname, url.port or 0), _LISTENING_S):
-            return "accepts"
-    except OSError as error:  # EHOSTUNREACH: no machine in the local network has its address
-        is_silent = isinstance(error, TimeoutError) or error.errno == errno.EHOSTUNREACH
-        return "silent" if is_silent else "refuses"
+    with suppress(OSError), socket.create_connection((url.hostname, url.port or 0), _LISTENING_S):
+        return True
+    return False
 
 
 def other_data(feed: str, before: int, now: int) -> ConfigError:
