@@ -6,19 +6,19 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from sparkdl.control.auth import is_authorized
 from sparkdl.control.descriptors import FdReceiver
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.row_ranges import Range
 from sparkdl.feed.store.segment import read_segment
 from sparkdl.feed.transfer.messages import PutAck, PutHeader, PutPiece, Target
+from sparkdl.feed.transfer.server import _TokenCheck
 from tests.doubles.feeds import SOON_S, TOKEN
 
 Answer = Literal["store", "close", "store and close", "fail", "say nothing", "babble"]
@@ -37,16 +37,6 @@ class Spooled:
     def rows(self) -> list[int]:
         """The numbers of its rows in the partition."""
         return [row for start, stop in self.ranges for row in range(start, stop)]
-
-
-class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    def __init__(self, token: str) -> None:
-        super().__init__()
-        self._token = token
-
-    def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
-        if not is_authorized(headers.get("authorization", [""])[0], self._token):
-            raise flight.FlightUnauthenticatedError("wrong or missing token")
 
 
 class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]

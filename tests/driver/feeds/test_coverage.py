@@ -133,18 +133,6 @@ def test_without_restarts_or_checkpoints_data_are_let_go_of_once_they_are_fed() 
     assert ended(history).next() is None
 
 
-def test_a_later_run_goes_on_in_the_call_where_the_checkpoint_was() -> None:
-    covered = FeedCoverage(1, {1: {2: {0: ((0, 5),)}}}, {1: CallShape(2, {0: 10, 1: 4})})
-    history = CallHistory("input", restored=covered)
-    first, second, third = (history.add(FeedRequest("data", epochs=4)) for _ in range(3))
-    assert not first.left()
-    assert second.left() == [EpochLeft(2, {0: ((0, 5),)}), EpochLeft(3)]
-    assert second.rows_covered == 2 * 14 + 5
-    assert len(third.left()) == 4
-    assert history.next(first) is None
-    assert history.next() is second
-
-
 @pytest.mark.parametrize(
     ("before", "now", "text"),
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +17,6 @@ from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
 from sparkdl.storage.parquet.source import list_files
 from tests.doubles.labs import Lab, lab
-
-if TYPE_CHECKING:
-    pass
 
 LITTLE = 1 << 16
 """Bytes of feed memory that make reading wait."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-import sparkdl
 from sparkdl.core.errors import ConfigError
-from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab
 from tests.driver.feeds.test_parquet_integration import each_once, read_epochs, write
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 EPOCHS = 3
 
@@ -37,22 +34,6 @@ def test_each_epoch_deals_each_row_once_and_reads_files_as_often_as_it_must(
     first, *others = ({*epoch} for epoch in results[0])
     for other in others:
         assert 30 < len(first & other) < 570, "half of the rows, in 32 blocks or more"
-
-
-def test_rows_that_cross_spark_are_dealt_anew_without_crossing_it_again(
-    spark_local: SparkSession,
-) -> None:
-    def read(args: Any, ctx: NodeContext) -> list[list[int]]:
-        return [[x for b in ctx.batches(16) for x in b["id"].tolist()] for _ in range(EPOCHS)]
-
-    data = spark_local.range(0, 1000, 1, 7)
-    with sparkdl.launch(spark_local, read, nodes=2, framework="plain") as cluster:
-        report = cluster.feed(data, EPOCHS, shuffle="global")
-        results = cluster.results(60)
-    assert (report.epochs, report.passes) == (EPOCHS, 1)
-    assert each_once(results, 1000)
-    orders = Counter(tuple(epoch) for epoch in results[0])
-    assert max(orders.values()) == 1
 
 
 def test_shuffle_that_there_is_not_says_which_there_are(roomy: Lab, feed: str) -> None:

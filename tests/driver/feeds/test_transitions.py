@@ -154,26 +154,13 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
     assert isinstance(play.state, fs.Idle)
 
 
-def ended_by_one_while_logs_are_read() -> Play:
-    """Return a call of five epochs whose first is over, when a node has terminated."""
+def test_node_that_reads_its_log_on_does_not_keep_a_call_that_another_has_ended() -> None:
     play = Play()
     play.asked(epochs=5)
     brought(play, 1, 2, 2)
     whole = {"cut": EpochCount(0, 2, is_whole=True)}
     play.seen(whole, whole)
     assert play.seen({"closed_to": 4}) == []
-    return play
-
-
-def test_terminate_while_logs_are_read_ends_the_call_once_the_others_have_too() -> None:
-    play = ended_by_one_while_logs_are_read()
-    assert isinstance(play.state, fs.Reading)
-    *_, answer = play.seen({}, {"closed_to": 4})
-    assert isinstance(answer, fs.Answer)
-
-
-def test_node_that_reads_its_log_on_does_not_keep_a_call_that_another_has_ended() -> None:
-    play = ended_by_one_while_logs_are_read()
     assert play.seen({}, {"given": Given(4, epochs=2)}) == []
     *_, answer = play.expire()
     assert isinstance(answer, fs.Answer)

@@ -113,36 +113,7 @@ def test_world_that_goes_on_may_count_its_epochs_from_zero(
                 flat(batches)
 
 
-def test_rows_that_were_looked_at_come_again_even_under_pressure() -> None:
-    with Arrivals() as it:
-        batches = EpochBatches(it.reader, 2)
-        it.rows(2, 2, 3, 1)
-        it.end_epoch(0)
-        abandoned = iter(batches)
-        for _ in range(3):
-            next(abandoned)
-        it.reader.hear(Reclaim(FEED))  # two segments were given whole, the third in part
-        assert it.released == 2
-        assert flat(batches) == list(range(8))
-        assert it.consumed == (8, 1)
-
-
 # even steps
-
-
-@pytest.mark.parametrize(
-    ("mine", "steps"), [(10, 5), (7, 5), (1, 5), (9, 5)], ids=["most", "fewer", "one", "less"]
-)
-def test_all_nodes_take_the_steps_of_the_one_with_the_most_rows(mine: int, steps: int) -> None:
-    with Arrivals() as it:
-        it.rows(mine)
-        it.end_epoch(0, {0: 10, 1: mine})
-        batches = values(EpochBatches(it.reader, 2, is_even=True))
-        assert len(batches) == steps
-        own = -(-mine // 2)
-        assert [v for batch in batches[:own] for v in batch] == list(range(mine))
-        assert batches[own:] == [batches[own - 1][:1]] * (steps - own)
-        assert it.consumed == (mine, 1)
 
 
 def test_node_without_a_row_cannot_take_part_in_a_step() -> None:

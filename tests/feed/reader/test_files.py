@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +16,7 @@ from sparkdl.control.channel import Consumed
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.files import FileOrder, OwnFiles
-from tests.doubles.feeds import values
+from tests.doubles.feeds import numbers, values
 
 ROWS = 2000
 LITTLE = 1 << 16
@@ -27,9 +26,8 @@ LITTLE = 1 << 16
 def folder(tmp_path: Path) -> Path:
     """Two files of 0.5 MB each."""
     for file in range(2):
-        columns = {"x": np.arange(file * ROWS // 2, (file + 1) * ROWS // 2)}
-        columns |= {f"filler{i}": np.zeros(ROWS // 2, np.int64) for i in range(63)}
-        pq.write_table(pa.table(columns), tmp_path / f"{file}.parquet", row_group_size=100)
+        rows = pa.Table.from_batches([numbers(file * ROWS // 2, (file + 1) * ROWS // 2, width=64)])
+        pq.write_table(rows, tmp_path / f"{file}.parquet", row_group_size=100)
     return tmp_path
 
 

@@ -20,14 +20,6 @@ def first_row(taken: Any) -> int:
     return int(taken.batch().column(0)[0].as_py())
 
 
-def test_take_waits_for_the_next_segment() -> None:
-    with Arrivals() as it:
-        owner = it.reader.claim()
-        taking = Running(lambda: it.reader.take(owner))
-        it.rows(1)
-        assert first_row(taking.result()) == 0
-
-
 def test_segments_that_overtake_an_epochs_end_stay_out_of_it() -> None:
     with Arrivals() as it:
         it.rows(1, epoch=0)
@@ -175,20 +167,6 @@ def test_terminated_reader_drops_everything_and_tells_the_agent_once() -> None:
         assert set(os.listdir("/dev/fd")) == before
         it.reader.hear(Reclaim(FEED))
         assert not any(isinstance(message, Release) for message in it.sent)
-
-
-def test_terminated_reader_reads_the_next_feeding_only() -> None:
-    with Arrivals() as it:
-        it.rows(1)
-        it.reader.terminate()
-        owner = it.reader.claim()
-        taking = Running(lambda: it.reader.take(owner))
-        it.rows(1)  # was on its way
-        it.reader.hear(Reopened(FEED, 3))
-        it.end_epoch(0)
-        it.rows(1, epoch=3)
-        it.reader.hear(FeedBegin(FEED, 3, 3))
-        assert first_row(taking.result()) == 2
 
 
 def test_room_that_a_terminated_feeding_was_asked_for_is_not_made_in_the_next_one() -> None:

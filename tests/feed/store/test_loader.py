@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +13,7 @@ from sparkdl.control.messages import FeedBegin, FeedCut, ReadShare
 from sparkdl.control.rows import FeedCount, Share
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.storage.parquet.source import list_files
-from tests.doubles.feeds import FEED, LevelDriver, LocalNode
+from tests.doubles.feeds import FEED, LevelDriver, LocalNode, numbers
 
 ROWS = 2000
 LITTLE = 1 << 16
@@ -24,9 +23,8 @@ LITTLE = 1 << 16
 def folder(tmp_path: Path) -> Path:
     """Two files of 0.5 MB each."""
     for file in range(2):
-        columns = {"x": np.arange(file * ROWS // 2, (file + 1) * ROWS // 2)}
-        columns |= {f"filler{i}": np.zeros(ROWS // 2, np.int64) for i in range(63)}
-        pq.write_table(pa.table(columns), tmp_path / f"{file}.parquet", row_group_size=100)
+        rows = pa.Table.from_batches([numbers(file * ROWS // 2, (file + 1) * ROWS // 2, width=64)])
+        pq.write_table(rows, tmp_path / f"{file}.parquet", row_group_size=100)
     return tmp_path
 
 
