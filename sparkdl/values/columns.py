@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -146,17 +146,14 @@ def _leaves(
     name: str, column: pa.Array, codec: Codec | None
 ) -> Iterator[tuple[str, pa.Array, Codec | None]]:
     is_row = codec is not None and codec.name == "row"
-    if not is_row and (codec is not None or not _is_plain_struct(column.type)):
+    is_struct = pa.types.is_struct(column.type) and not is_vector(column.type)
+    if not is_row and (codec is not None or not is_struct):
         yield name, column, codec
         return
     names = [field.name for field in column.type]
     codecs = [None] * len(names) if codec is None else codec.of
     for part in zip(names, column.flatten(), codecs, strict=True):  # null where the struct is
         yield from _leaves(f"{name}.{part[0]}", *part[1:])
-
-
-def _is_plain_struct(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) and not is_vector(kind)
 
 
 def is_within(name: str, wanted: str) -> bool:
@@ -176,19 +173,15 @@ def _join(arrays: list[Array], name: str) -> Array:
     arrays = [part.array() if isinstance(part, Packed) else part for part in parts]
     if len({array.shape[1:] for array in arrays}) > 1:
         arrays = [objects(list(array)) for array in arrays]
-    if not _mix(array.dtype for array in arrays):
+    # Values of one kind share an array and keep their meaning; objects do with any.
+    kinds = {"number" if a.dtype.kind in "biufc" else a.dtype.kind for a in arrays}
+    if len(kinds - {"O"}) > 1:
         dtypes = " and ".join(dict.fromkeys(str(array.dtype) for array in arrays))
         raise FeedTypeError(
             f"column {name!r} holds values of types that do not mix: {dtypes}. Cast them to one "
             "type before feeding"
         )
     return np.concatenate(arrays)
-
-
-def _mix(dtypes: Iterable[np.dtype[Any]]) -> bool:
-    """Return whether values of these dtypes can share an array and keep their meaning."""
-    kinds = {"number" if dtype.kind in "biufc" else dtype.kind for dtype in dtypes}
-    return len(kinds - {"O"}) <= 1
 
 
 def convert(column: pa.Array, codec: Codec | None = None, where: str = "the column") -> Array:

@@ -80,12 +80,12 @@ def padded(columns: Columns, padding: Padding, wanted: tuple[str, ...] | None) -
         made = dict(zip(names, _filled(name, column, length), strict=True))
         if taken := made.keys() & found.keys():
             raise ConfigError(f"pad= adds a column {taken.pop()!r}; rename the one of the feed")
-        found |= {each: array for each, array in made.items() if _is_wanted(each, wanted)}
+        found |= {
+            each: array
+            for each, array in made.items()
+            if wanted is None or any(is_within(each, column) for column in wanted)
+        }
     return found
-
-
-def _is_wanted(name: str, columns: tuple[str, ...] | None) -> bool:
-    return columns is None or any(is_within(name, wanted) for wanted in columns)
 
 
 def _unnested(name: str, column: Array) -> tuple[Array, Array]:

@@ -165,10 +165,14 @@ def gone_beyond(
     )
 
 
-def standstill(state: Delivering | Cutting | Reading, node_id: int) -> FeedTimeoutError:
+def standstill(state: Delivering | Cutting | Reading) -> FeedTimeoutError:
     """Return the error of a call without progress for the feed timeout."""
     counts = state.feed.nodes.counts_of(state.run.node_ids)
-    count, name = counts[node_id], state.run.name_of(node_id)
+    # A node with unread rows stands still itself. The others may be waiting for it.
+    behind = {n: c for n, c in counts.items() if c.given.rows < c.rows_received and not c.closed}
+    node_id = min(behind or counts, key=lambda n: counts[n].given.rows)
+    count = counts[node_id]
+    name = next(m.node.name for m in state.run.members if m.node.node_id == node_id)
     is_job = isinstance(state, Delivering) and state.job
     has_rows = state.run.table.has_rows or any(each.rows_received for each in counts.values())
     if is_job and not has_rows:

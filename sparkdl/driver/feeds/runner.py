@@ -277,7 +277,10 @@ class FeedRunner:
         self._rests_until_s = time.monotonic() + _REST_S
 
     def _handle(self, name: str, event: fs.Event) -> None:
-        before = self._states.get(name) or self._new(name)
+        before = self._states.get(name)
+        if before is None:
+            spec, nodes = replace(self._spec, feed=name), nodes_now(self._controller.view, name)
+            before = fs.Idle(fs.Feed(self._coverage.history(name), spec, self._answer_s, nodes))
         state, actions = step(before, event, time.monotonic())
         # Most looks change nothing, so threads that wait are not woken for them.
         if state is not before:
@@ -289,11 +292,6 @@ class FeedRunner:
         self._arm(name, fs.wakes_s(state))
         if isinstance(state, fs.Idle):
             self._announce_ends()
-
-    def _new(self, name: str) -> fs.Idle:
-        spec = replace(self._spec, feed=name)
-        nodes = nodes_now(self._controller.view, name)
-        return fs.Idle(fs.Feed(self._coverage.history(name), spec, self._answer_s, nodes))
 
     def _perform(self, name: str, action: fs.Action) -> None:
         match action:

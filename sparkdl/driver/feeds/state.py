@@ -156,9 +156,6 @@ class Run:
     def node_ids(self) -> frozenset[int]:
         return frozenset(member.node.node_id for member in self.members)
 
-    def name_of(self, node_id: int) -> str:
-        return next(m.node.name for m in self.members if m.node.node_id == node_id)
-
 
 # states
 

@@ -168,7 +168,7 @@ def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening |
         generation=world.generation,
         partitions=call.shape.partitions,
     )
-    before = feed.nodes.counts_of(_ids(members))
+    before = feed.nodes.counts_of(member.node.node_id for member in members)
     run = Run(
         *(call, left, first, spec, members, before, call.rows_covered),
         *(first, feed.nodes.progress, now_s + timeout_s),
@@ -525,17 +525,12 @@ def note_news(state: R, now_s: float) -> Step[R | Idle]:
         if isinstance(state, Reading):
             state = replace(state, deadline_s=now_s + REASON_S)
         return with_run(state, is_unwanted=True), []
-    if not _is_pointless(feed, run):
+    if feed.nodes.problem is None and feed.nodes.generation == run.spec.generation:
         return state, []
     # The generation is over: the call fails, or continues with the next one.
     problem = feed.nodes.problem or (state.error if isinstance(state, CuttingShort) else None)
     left: Step[Idle] = (Idle(feed), []) if problem is None else _finish(feed, run, problem)
     return _then(_cancelling(state), left)
-
-
-def _is_pointless(feed: Feed, run: Run) -> bool:
-    """Whether the cluster cannot be fed any more, or another generation begins."""
-    return feed.nodes.problem is not None or feed.nodes.generation != run.spec.generation
 
 
 def _is_unwanted(feed: Feed, run: Run) -> bool:
@@ -597,14 +592,7 @@ def _idle_seen(state: Idle, event: NodesSeen, now_s: float) -> Step[Idle]:
 def _watch(state: W, now_s: float) -> Step[W]:
     if now_s < state.deadline_s:
         return state, []
-    return replace(state, error=standstill(state, _slowest(state.feed, state.run))), []
-
-
-def _slowest(feed: Feed, run: Run) -> int:
-    counts = feed.nodes.counts_of(run.node_ids)
-    # A node with unread rows stands still itself. The others may be waiting for it.
-    behind = {n: c for n, c in counts.items() if c.given.rows < c.rows_received and not c.closed}
-    return min(behind or counts, key=lambda n: counts[n].given.rows)
+    return replace(state, error=standstill(state)), []
 
 
 # small parts
@@ -624,10 +612,6 @@ def feed_targets(members: Iterable[Member]) -> tuple[Target, ...]:
     return tuple(
         Target(member.node.node_id, member.node.name, member.data_address) for member in members
     )
-
-
-def _ids(members: Iterable[Member]) -> frozenset[int]:
-    return frozenset(member.node.node_id for member in members)
 
 
 def _to_nodes(run: Run, message: ToAgent) -> Send:

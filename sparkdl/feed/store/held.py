@@ -172,16 +172,14 @@ class Budget:
         # Where a spool alone is full, nodes will be assigned its rows: no need for the disk.
         has_descriptors = self.num_segments < self.limit_segments
         is_full = self.used_nbytes + nbytes > self.limit_nbytes
-        if has_descriptors and is_full and may_spill and self._fits_on_disk(nbytes):
+        fits_on_disk = self.used_disk_nbytes + nbytes <= self.disk_nbytes
+        if has_descriptors and is_full and may_spill and fits_on_disk:
             return Room.DISK
         return Room.FULL
 
     def _fits(self, nbytes: int) -> bool:
         has_descriptors = self.num_segments < self.limit_segments
         return has_descriptors and self.used_nbytes + nbytes <= self.limit_nbytes
-
-    def _fits_on_disk(self, nbytes: int) -> bool:
-        return self.used_disk_nbytes + nbytes <= self.disk_nbytes
 
 
 class RetainedSegments:
