@@ -148,16 +148,11 @@ class Supply:
         """
         if not self._is_first or feed in self._begun:
             return None
-        return UnfedError(
-            f"feed {feed!r} was never fed to {self._node}, and the driver has ended the feeds. "
-            f"Call cluster.feed(data, feed={feed!r}) before cluster.results(), cluster.shutdown() "
-            f"or the end of the `with` block{self._fed(': give both sides the same name')}"
-            f"{self._roles}"
+        return self.unfed(
+            feed,
+            "before the driver ended the feeds: call cluster.feed before cluster.results(), "
+            "cluster.shutdown() or the end of the `with` block",
         )
-
-    def _fed(self, advice: str) -> str:
-        others = ", ".join(repr(other) for other in sorted(self._begun))
-        return f"; fed was {others}{advice}" if others else ""
 
     def left_s(self, feed: str, since_s: float) -> float | None:
         """Return how long to wait for a feed on; `None` for as long as it takes."""
@@ -166,15 +161,14 @@ class Supply:
         # User code that is busy with another feed is not waiting in vain.
         return max(0.0, max(since_s, self._moved_s) + self._timeout_s - time.monotonic())
 
-    def unfed(self, feed: str) -> UnfedError:
-        advice = ": give cluster.feed(…, feed=…) and ctx.batches(…, feed=…) the same name"
-        nothing = (
-            "; nothing is being fed here: call cluster.feed(…) in the driver, or launch with a "
-            "longer Feeding(timeout_s=…)"
-        )
+    def unfed(self, feed: str, when: str = "") -> UnfedError:
+        when = when or f"within Feeding(timeout_s={self._timeout_s:g}), which may be longer"
+        fed = "nothing is being fed here"
+        if self._begun:
+            fed = f"fed was {', '.join(map(repr, sorted(self._begun)))}"
         return UnfedError(
-            f"nobody has fed {feed!r} to {self._node} within Feeding(timeout_s="
-            f"{self._timeout_s:g}){self._fed(advice) or nothing}{self._roles}"
+            f"nobody has fed {feed!r} to {self._node} {when}; {fed}. Give cluster.feed(…, feed=…) "
+            f"and ctx.batches(…, feed=…) the same name{self._roles}"
         )
 
 
