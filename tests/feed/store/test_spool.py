@@ -15,11 +15,13 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sparkdl.control.messages import Lot
+from sparkdl.control.rows import EpochCount
 from sparkdl.feed.store.held import AppendRequest, HeldSegments, Use
 from sparkdl.feed.store.segment import StoredSegment, read_segment, segment_nbytes
 from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from tests.doubles.feeds import FEED, SOON_S, NoRoomError, Running, at_once, noting, numbers
+from tests.doubles.until import until
 
 BATCH = numbers(0, 100)
 APART = 1_000_000
@@ -75,9 +77,10 @@ class Node:
         stop: int = 100,
         epoch: int = 0,
         run: str = "run",
+        keep: bool = False,
     ) -> bool | None:
         """Do what a thread does that fetches or reads."""
-        request = AppendRequest(epoch, spans=((9, start, stop),), run=run)
+        request = AppendRequest(epoch, keep=keep, spans=((9, start, stop),), run=run)
         return self._append(self.store.log(FEED), numbers(start, stop), request)
 
     def _append(
@@ -105,9 +108,10 @@ class Node:
 
 
 @contextmanager
-def node(nbytes: int = 1 << 28, keeps: bool = False, segments: int = 1000) -> Iterator[Node]:
+def node(nbytes: int = 1 << 28, disk: Path | None = None, keeps: bool = False) -> Iterator[Node]:
+    """Make a node, with twice as much room on disk, if there is one."""
     files = memory_files()
-    it = Node(StoreLimits(nbytes, keeps=keeps), segments)
+    it = Node(StoreLimits(nbytes, 2 * nbytes, disk, keeps))
     try:
         yield it
     finally:
@@ -157,6 +161,63 @@ def test_spool_takes_half_of_the_memory_and_does_not_lock_out_the_log() -> None:
         waiting = Running(lambda: it.bring(waits=True))
         it.store.spool(FEED).free(0, 0, 100)
         assert waiting.result()
+
+
+def test_budget_is_shared_by_logs_and_each_may_have_one_segment() -> None:
+    """Whoever waits for rows of one feed gets them however full the others are."""
+    with node(NBYTES) as it:
+        other = it.store.log("other")
+        assert it.append()
+        assert other.append(BATCH, AppendRequest())
+        waiting = Running(lambda: other.append(BATCH, AppendRequest()))
+        assert until(lambda: it.pressed)
+        it.store.log(FEED).release([0])
+        other.release([0])
+        assert waiting.result()
+
+
+# epochs that are read again
+
+
+def test_rows_go_to_disk_when_memory_is_full_if_they_are_kept(tmp_path: Path) -> None:
+    with node(NBYTES, tmp_path) as it:
+        assert [it.append(keep=keep) for keep in (True, False, True, True)] == [
+            True,
+            None,
+            True,
+            True,
+        ]
+        assert [segment.is_on_disk for segment in it.segments] == [False, True, True]
+        assert it.used == (NBYTES, 2 * NBYTES, 3)
+        assert list(tmp_path.iterdir()) == []  # without a name, so that nothing can be left behind
+        assert read_segment(it.segments[2].fd).equals(BATCH)
+        assert it.append(keep=True) is None
+        it.store.log(FEED).release([1])
+        assert it.append(keep=True)
+        assert it.segments[-1].is_on_disk
+
+
+def test_disk_that_is_full_before_its_time_counts_as_full(tmp_path: Path) -> None:
+    with node(NBYTES, tmp_path / "gone") as it:
+        assert [it.append(keep=True) for _ in range(2)] == [True, None], "writing fails"
+        assert it.used == (NBYTES, 0, 1)
+
+
+def test_epoch_is_whole_until_something_had_to_go() -> None:
+    with node(2 * NBYTES) as it:
+        log = it.store.log(FEED)
+        for _ in range(2):
+            assert it.append()
+        assert log.cut(0) == EpochCount(0, 200, is_whole=True)
+        assert not log.press()  # what is counted as whole stays, whoever else wants room
+        log.settle(0)
+        assert log.press()
+        log.release([0, 1])
+        for epoch, is_whole in ((1, False), (2, True)):
+            assert it.append(epoch=epoch)
+            assert log.cut(epoch) == EpochCount(epoch, 100, is_whole)
+            log.settle(epoch)
+            log.release([epoch + 1])
 
 
 # restarts
