@@ -117,8 +117,8 @@ class NodeFeeds:
         peers: this node among the nodes that report and hold rows.
         send_to_child: takes a message and, for good, a descriptor or -1.
         report: sends counts, and the rows spooled, to the coordinator.
-        fail: called, once for a child, if rows that the driver has assigned cannot come: they are
-            not where they should be (`exception`), or their agent is silent (`unreachable`).
+        fail: called, once for a child, if rows that the driver has assigned cannot come; their
+            agent is silent where it is `unreachable`.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class NodeFeeds:
         self._needs = Throttle(self._loop, self._report_needs, needs_s)
 
     def listen(self, host: str, tls: Tls | None = None) -> str:
-        on_lacking = partial(self._soon, self._note_lacking, "exception")
+        on_lacking = partial(self._soon, self._note_lacking)
         self._receiver = FlightServer(host, self._peers.spec.token, self.store, tls, on_lacking)
         return self._receiver.uri
 
@@ -263,11 +263,9 @@ class NodeFeeds:
                     self.store.grant(name, grant.number, grant.skip, grant.rows)
                 else:
                     fetches.append((grant, order))
-        except FeedClosedError as error:
+        except (FeedClosedError, OSError) as error:
             feed.lacks_rows = True
-            self._note_lacking("exception", self.store.generation, str(error))
-        except OSError as error:
-            self._note_problem(feed, f"cannot read rows that it holds: {error}")
+            self._note_lacking(self.store.generation, "exception", str(error))
         for lot in order.unwanted:
             self.store.spool(name).free(lot.number, lot.skip, lot.rows)
         if fetches:
@@ -282,8 +280,7 @@ class NodeFeeds:
                 self.store.generation,
                 self._memory_nbytes,
                 partial(self._soon, self._note_arrived, feed),
-                partial(self._soon, self._note_problem, feed),
-                partial(self._soon, self._note_lacking, "unreachable", self.store.generation),
+                partial(self._soon, self._note_lacking, self.store.generation),
             )
             # `shut_down` joins these threads; the ended ones need not be remembered.
             self._fetchers = [each for each in self._fetchers if each.is_alive()]
@@ -420,23 +417,19 @@ class NodeFeeds:
         self._needs.request()
 
     def _note_arrived(self, feed: NodeFeed, fetches: int) -> None:
-        # After a problem `arrived` equals `ordered` already, and late arrivals must not exceed
-        # it.
-        feed.arrived = min(feed.arrived + fetches, feed.ordered)
+        feed.arrived += fetches
         feed.go_on()
 
     def _note_problem(self, feed: NodeFeed, problem: str) -> None:
-        """Report why rows cannot come, and wait for none any more: the driver ends the call."""
+        """Report why files cannot be read: the driver ends the call."""
         own_name = self._peers.names[self._peers.node_id]
         feed.problem = feed.problem or f"{own_name} {problem}"
-        feed.fetcher, feed.arrived = None, feed.ordered
         self._progress.call()
-        feed.go_on()
 
-    def _note_lacking(self, kind: FailureKind, generation: int, what: str) -> None:
+    def _note_lacking(self, generation: int, kind: FailureKind, what: str) -> None:
         """Fail: the driver begins another generation, to which it has lost rows fed again.
 
-        Rows are not where they should be, or another agent, which the driver reaches, is silent.
+        Rows are not where they should be, or another agent does not give them.
         """
         if generation == self.store.generation and not self._lacks_rows:
             self._lacks_rows = True

@@ -17,6 +17,7 @@ import pyarrow.flight as flight
 from sparkdl.control.messages import Assign, Grant
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError, ReadError
+from sparkdl.core.failure import FailureKind
 from sparkdl.feed.store.held import AppendRequest
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.transfer.messages import (
@@ -65,8 +66,7 @@ class Fetcher(threading.Thread):
         memory_nbytes: of all feeds of the node; what one call brings is a fraction.
         on_fetched: called on this thread with how many more have come, whether or not the log took
             their rows.
-        on_problem: called on this thread with why rows cannot be fetched; then it has ended.
-        on_silence: likewise, if the other agent has not answered in time.
+        on_failure: called on this thread with why rows cannot be fetched; then it has ended.
     """
 
     def __init__(
@@ -76,8 +76,7 @@ class Fetcher(threading.Thread):
         generation: int,
         memory_nbytes: int,
         on_fetched: Callable[[int], None],
-        on_problem: Callable[[str], None],
-        on_silence: Callable[[str], None],
+        on_failure: Callable[[FailureKind, str], None],
     ) -> None:
         super().__init__(name=f"sparkdl-fetching-{log.feed}", daemon=True)
         self._peers = peers
@@ -86,8 +85,7 @@ class Fetcher(threading.Thread):
         # Until the log has room, the rows of one call are in memory beside the budget.
         self._call_nbytes = min(_CALL_NBYTES, memory_nbytes // 16)
         self._on_fetched = on_fetched
-        self._on_problem = on_problem
-        self._on_silence = on_silence
+        self._on_failure = on_failure
         self._changed = threading.Condition()
         self._waiting: deque[Fetch] = deque()
         self._reader: flight.FlightStreamReader | None = None
@@ -115,8 +113,11 @@ class Fetcher(threading.Thread):
                 holder = fetches[0][0].holder
                 self._perform(fetches)
         except (pa.ArrowException, ReadError, OSError, FeedTimeoutError) as error:
-            tell = self._on_silence if isinstance(error, FeedTimeoutError) else self._on_problem
-            tell(f"cannot fetch rows from {names[holder]}: {flight_reason(error)}")
+            kind: FailureKind = "exception"
+            if isinstance(error, FeedTimeoutError):
+                kind = "unreachable"
+            why = f"cannot fetch rows from {names[holder]}: {flight_reason(error)}"
+            self._on_failure(kind, why)
         finally:
             for client in self._clients.values():
                 client.close()

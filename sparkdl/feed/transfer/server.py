@@ -29,6 +29,7 @@ from sparkdl.control.descriptors import FdReceiver
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, SparkdlError
+from sparkdl.core.failure import FailureKind
 from sparkdl.core.row_ranges import count_rows
 from sparkdl.core.world import host_port
 from sparkdl.feed.store.held import AppendRequest
@@ -71,8 +72,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Serves one store on `host`, at a port of the system's choice (`port`).
 
     Args:
-        on_lacking: called on Flight's threads with a generation, and which of its rows are not here
-            that another agent wants.
+        on_lacking: called on Flight's threads with a generation, the kind of the failure, and which
+            of its rows are not here that another agent wants.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         token: str,
         store: NodeStore,
         tls: Tls | None = None,
-        on_lacking: Callable[[int, str], None] = lambda *_: None,
+        on_lacking: Callable[[int, FailureKind, str], None] = lambda *_: None,
     ) -> None:
         scheme = "grpc+tls" if tls else "grpc"
         super().__init__(
@@ -155,7 +156,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         except FeedClosedError as error:
             if not batches:  # those before it can be sent
                 if not spool.is_closed:
-                    self._on_lacking(wanted.generation, str(error))
+                    self._on_lacking(wanted.generation, "exception", str(error))
                 raise flight.FlightUnavailableError(_fitting(str(error))) from None
         except OSError as error:
             raise flight.FlightUnavailableError(f"the rows cannot be read: {error}") from None

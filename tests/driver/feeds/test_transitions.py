@@ -230,11 +230,11 @@ def test_next_generation_cancels_the_last_job_and_finds_what_agents_still_have()
     assert start.spec.generation == 1
 
 
-def test_rows_that_cannot_be_fetched_end_the_call() -> None:
+def test_rows_that_cannot_be_read_end_the_call() -> None:
     play = Play()
     play.asked()
     play.spooled(4, 4)
-    problem = "worker:1 cannot fetch rows from worker:0: not there"
+    problem = "worker:1 could not read its share: no such file"
     assert play.seen({"problem": problem, "began": 0}) == [fs.CancelJob(1), CUT_SHORT]
     *_, answer = play.seen({"cut": EpochCount(0)}, {"cut": EpochCount(0)})
     assert isinstance(answer, fs.Answer)
