@@ -75,7 +75,6 @@ def item(
     exchange: str = "",
     is_last: bool = False,
 ) -> Item:
-    """Return a segment as it reaches a child."""
     fd, nbytes = write_segment(batch)
     return Item(Segment(FEED, number, epoch, batch.num_rows, nbytes, exchange, is_last), fd)
 
@@ -125,7 +124,6 @@ class Sent:
         self._changed = threading.Condition()
 
     def wait_sent(self, is_enough: Callable[[list[Local]], bool]) -> None:
-        """Wait until enough messages were sent."""
         with self._changed:
             assert self._changed.wait_for(lambda: is_enough(self.sent), SOON_S), self.sent
 
@@ -168,7 +166,6 @@ class Arrivals(Sent):
     def batch(
         self, batch: pa.RecordBatch, epoch: int = 0, exchange: str = "", is_last: bool = False
     ) -> None:
-        """Let a segment arrive."""
         self.reader.add(item(batch, self._number, epoch, exchange, is_last))
         self._number += 1
 
@@ -179,11 +176,9 @@ class Arrivals(Sent):
         again: bool = False,
         goes_on: bool = False,
     ) -> None:
-        """Let the end of an epoch arrive."""
         self.reader.hear(EpochEnd(FEED, epoch, rows or {}, again, goes_on))
 
     def end(self) -> None:
-        """Let the end of the feed arrive."""
         self.reader.hear(EndMark(FEED))
 
     @property
@@ -264,7 +259,6 @@ class LocalNode(Sent):
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(SOON_S)
 
     def reader(self, feed: str = FEED) -> FeedReader:
-        """Return the child's reader of a feed."""
         return self.link.feeds.reader(feed)
 
     def end_epoch(self, epoch: int, rows: dict[int, int], again: bool = False) -> None:
@@ -276,7 +270,6 @@ class LocalNode(Sent):
         self.call(lambda: self.feeds.on_driver_message(FeedEnd(())))
 
     def wait_told(self, is_enough: Callable[[list[FeedProgress]], bool]) -> None:
-        """Wait until the coordinator has been told enough."""
         with self._changed:
             assert self._changed.wait_for(lambda: is_enough(self.told), SOON_S), self.told
 
@@ -286,7 +279,6 @@ class LocalNode(Sent):
         return [lot for each in self.spooled for lot in each.lots]
 
     def wait_received(self, rows: int) -> None:
-        """Wait until so many rows of the feed have come to the log."""
         self.wait_told(
             lambda told: any(
                 count.feed == FEED and count.rows_received == rows
@@ -348,7 +340,6 @@ class LevelDriver:
             node.driver = self
 
     def assign(self, holder: LocalNode, spooled: Spooled) -> None:
-        """Assign what a node has spooled."""
         with self._lock:
             grants: dict[int, list[Grant]] = {node.node_id: [] for node in self._nodes}
             for lot in spooled.lots:
@@ -391,7 +382,6 @@ class Running(Generic[T]):
         return bool(wait([self._future], after_s).not_done)
 
     def result(self) -> T:
-        """Wait for the end; return what it returned, or raise what it raised."""
         return self._future.result(SOON_S)
 
 

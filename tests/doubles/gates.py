@@ -15,7 +15,6 @@ class Gate:
 
     @classmethod
     def at(cls, path: Path) -> Gate:
-        """Make the pipe."""
         os.mkfifo(path)
         return cls(path)
 

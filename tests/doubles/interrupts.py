@@ -109,15 +109,12 @@ class PlayedNodes:
         self._spec: Any = None
 
     def gathering(self) -> AbstractContextManager[None]:
-        """Return no lock."""
         return nullcontext()
 
     def driver_host(self) -> str:
-        """Return the loopback address."""
         return "127.0.0.1"
 
     def start(self, launch: Launch, on_broken: Callable[[Any], object]) -> None:
-        """Have all nodes join and offer."""
         self.has_started = True
         self._spec = launch.spec
         for node in launch.spec.nodes:
@@ -127,22 +124,20 @@ class PlayedNodes:
             self._say(states.AgentOffered(agent, Offer(0, 9000 + node.node_id)))
 
     def finish(self) -> None:
-        """Have every `map_fun` return."""
         for node in self._spec.nodes:
             said = ChildReturned(0, b"\xc0")
             self._say(states.ChildGaveResult(f"agent-{node.node_id}", said))
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
-        """Bring nobody."""
+        pass
 
     def leave_host(self, host: str) -> None:
-        """Do nothing: there are no hosts."""
+        pass
 
     def forget_task(self, node: NodeSpec) -> None:
-        """Do nothing: there are no tasks."""
+        pass
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
-        """Return a daemon thread."""
         return threading.Thread(target=run, name=name, daemon=True)
 
     def is_there(self) -> bool:
@@ -155,12 +150,10 @@ class PlayedNodes:
         self.go()
 
     def go(self) -> None:
-        """Have all agents go."""
         for node in self._spec.nodes if self._spec else ():
             self._say(states.AgentLeft(f"agent-{node.node_id}", "it was told to go"))
 
     def close(self, deadline: Deadline) -> None:
-        """Note it."""
         self.closed.set()
 
     def _say(self, event: states.Event) -> None:

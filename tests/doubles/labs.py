@@ -39,13 +39,11 @@ class Lab:
     size: int
 
     def begin(self, body: Body, args: Any) -> None:
-        """Have all nodes run `body(args, ctx)`."""
         assert self.cluster.status() == "Running", "a function before did not return on all nodes"
         for rank in range(self.size):
             _asks(self.folder, rank).write_bytes(cloudpickle.dumps((body, args)))
 
     def ended(self, feed: str) -> list[Any]:
-        """End a feed; return what the nodes return."""
         self.cluster.end_feeds(feed)
         return self.results()
 
