@@ -101,9 +101,6 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
 }
 
 MAX_LINES = 900
-LONG_FILES = {  # longest each may become, and why it is one file
-    "driver/feeds/transitions.py": (960, "one table of transitions, read as a whole"),
-}
 
 CEILINGS = {  # lines of each folder: lowered by each commit that takes something out, never raised
     "": 1_350,
@@ -364,13 +361,9 @@ def _runs_in(module: Module) -> set[str]:
 
 def files_are_short(modules: list[Module]) -> Iterator[str]:
     for module in modules:
-        limit = LONG_FILES.get(module.where, (MAX_LINES, ""))[0]
         lines = len(module.text.splitlines())
-        if lines > limit:
-            yield (
-                f"{module.where} has {lines} lines, {limit} are allowed. Does it answer one"
-                f" question? If so, say in LONG_FILES why it is long; if not, split it."
-            )
+        if lines > MAX_LINES:
+            yield f"{module.where} has {lines} lines, {MAX_LINES} are allowed: split it."
 
 
 def folders_stay_below_their_ceilings(modules: list[Module]) -> Iterator[str]:
@@ -439,11 +432,9 @@ def test_sparkdl_keeps_the_rule(rule: Rule, sparkdl: list[Module]) -> None:
 
 
 def test_tables_name_no_file_that_is_gone(sparkdl: list[Module]) -> None:
-    there = {module.where: len(module.text.splitlines()) for module in sparkdl}
-    stale = [where for where in LONG_FILES if there.get(where, 0) <= MAX_LINES * 4 // 5]
+    there = [module.where for module in sparkdl]
     folders = {where.partition("/")[0] if "/" in where else "" for where in there}
     assert not CEILINGS.keys() - folders, "a folder that is gone has a ceiling"
-    assert not stale, f"no longer long, or gone: remove from LONG_FILES {stale}"
 
 
 def loaded_by(*names: str) -> set[str]:

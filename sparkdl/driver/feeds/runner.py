@@ -104,8 +104,8 @@ class FeedJob:
 
     def __init__(self, executor: Executor, feed: str, before: FeedJob | None) -> None:
         self._executor, self._feed = executor, feed
-        self._before = before._over if before is not None else None
         self._over = threading.Event()
+        self._before = before._over if before is not None else None
         self._changed = threading.Condition()
         self._is_cancelled = False
         self._is_running = False

@@ -35,9 +35,11 @@ from tests.doubles.programs import output_of
 ROWS = list(range(50))
 
 
-def serve(
-    node: LocalNode, answer: Callable[[list[Any]], list[Any]] = lambda rows: [-row for row in rows]
-) -> Running[None]:
+def negative(rows: list[Any]) -> list[Any]:
+    return [-row for row in rows]
+
+
+def serve(node: LocalNode, answer: Callable[[list[Any]], list[Any]] = negative) -> Running[None]:
     """Do what `map_fun` does for inference."""
 
     def map_fun() -> None:
