@@ -114,7 +114,6 @@ def to_array(array: pa.Array) -> Array:
 
 
 def split(flat: Any, counts: Array) -> list[Any]:
-    """Cut a sequence into consecutive pieces of `counts` elements each."""
     ends = [0, *np.cumsum(counts).tolist()]
     return [flat[start:stop] for start, stop in pairwise(ends)]
 
@@ -146,7 +145,6 @@ def vectors(column: pa.Array, module: str = MODULES[0]) -> list[Any]:
 
 
 def store_vectors(values: Sequence[Any]) -> pa.Array:
-    """Return vectors as an Arrow array; `vectors` gives them back."""
     indices = [getattr(value, "indices", _NONE) for value in values]
     items = [value.values for value in values]
     # Only a sparse vector has indices, of whatever length: an empty one is no dense vector.
@@ -209,6 +207,5 @@ def _flat(lists: pa.Array) -> Array:
 
 
 def _pieces(lists: pa.Array) -> list[Array]:
-    """Return each list as an array of its own that can be written to; empty where null."""
     # Arrow's memory is read-only, and user code may change a vector in place.
     return [piece.copy() for piece in split(_flat(lists), lengths(lists))]

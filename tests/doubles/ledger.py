@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,15 +70,6 @@ def table(rows: int, parts: int = 1) -> list[pa.Table]:
     """Return rows to feed: their numbers, in so many partitions."""
     numbers = np.array_split(np.arange(rows, dtype=np.int64), parts)
     return [pa.table({"row": part}) for part in numbers]
-
-
-def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows one by one, some 50 a second: for `mapInArrow`."""
-    never = threading.Event()
-    for batch in batches:
-        for row in range(batch.num_rows):
-            never.wait(0.02)
-            yield batch.slice(row, 1)
 
 
 def lost_and_doubled(parts: Iterable[Sequence[Any]], rows: int, epochs: int = 1) -> tuple[int, int]:

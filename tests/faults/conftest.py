@@ -64,11 +64,6 @@ class SparkProcesses:
         )
         return cls(task, executor, worker)
 
-    def feeders(self) -> list[psutil.Process]:
-        """Return the other Python workers: those of feeds, and idle ones."""
-        workers = [w for daemon in self.executor.children() for w in daemon.children()]
-        return [process for process in workers if process != self.task]
-
 
 @pytest.fixture
 def network_of_node_1(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:

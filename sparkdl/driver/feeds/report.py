@@ -166,7 +166,6 @@ def gone_beyond(
 
 
 def standstill(state: Delivering | Cutting | Reading) -> FeedTimeoutError:
-    """Return the error of a call without progress for the feed timeout."""
     counts = state.feed.nodes.counts_of(state.run.node_ids)
     # A node with unread rows stands still itself. The others may be waiting for it.
     behind = {n: c for n, c in counts.items() if c.given.rows < c.rows_received and not c.closed}

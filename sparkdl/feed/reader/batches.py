@@ -197,7 +197,6 @@ class _Passes:
         self._count = 0
 
     def continues(self, of: EpochBatches) -> bool:
-        """Whether the iterations of `of` follow these: it wants the same batches."""
         return of == self._of
 
     def begin(self, is_ahead: bool) -> Iterator[Step]:
@@ -336,7 +335,6 @@ class _Epoch:
         self._rows.add(columns, item.segment.rows - item.skip, origin)
 
     def _may_step(self) -> bool:
-        """Wait until it is known whether every node can take the next step."""
         if not self._of.is_even:
             return True
         if self._of.tail in ("short", "pad"):
@@ -440,7 +438,6 @@ class GatheredRows:
         self._unshuffled_rows = self._unshuffled_nbytes = 0
 
     def shuffle(self, random: np.random.Generator, window: int | bool) -> None:
-        """Shuffle rows added from now on, within `window` rows; `True` is `SHUFFLE_NBYTES`."""
         self._random, self._window = random, window
 
     def add(self, columns: Columns, rows: int, origin: Origin = None) -> None:

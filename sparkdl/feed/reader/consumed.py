@@ -80,7 +80,6 @@ class ConsumedRows:
     """The segment that begins at each of `_starts`: epoch, segment, rows."""
 
     def append_segment(self, epoch: int, segment: int, rows: int) -> int | None:
-        """Number the rows of a segment; return the position of the first."""
         if not self.is_wanted:
             return None
         start = self._starts[-1] + self._segments[-1][2] if self._starts else 0
@@ -130,7 +129,6 @@ class ConsumedRows:
 
     @property
     def ended(self) -> int:
-        """How many batches the epochs that were read to their end had."""
         return self._floor
 
     def used(self) -> int:
@@ -238,7 +236,6 @@ def _ranges(parts: Iterable[Part]) -> Array:
 
 
 def _merged(arrays: Sequence[Array]) -> Array:
-    """Return the ranges of several arrays, sorted, with touching or overlapping ones merged."""
     ranges = np.concatenate(arrays)
     if len(ranges) < 2:
         return ranges

@@ -148,7 +148,6 @@ class OwnFiles(threading.Thread):
             reader.hear(EpochEnd(reader.feed, epoch, rows, goes_on=continues))
 
     def _read(self, share: Share, epoch: int) -> bool:
-        """Bring an epoch's rows to the reader; return whether all of them are wanted."""
         # Ends the decoding threads when the rows are not wanted any more.
         with closing(read_within(share, self._memory_nbytes)) as batches:
             for batch, spans in batches:

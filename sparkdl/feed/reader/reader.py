@@ -325,7 +325,6 @@ class FeedReader:
             return not self._cursor.is_over
 
     def report_end(self) -> None:
-        """Report to the driver that user code expected another epoch."""
         with self._changed:
             if not self._cursor.given.counts.beyond:
                 self._cursor.go_beyond()
@@ -441,8 +440,7 @@ class FeedReader:
     def read_ahead(self, batches: int | None) -> None:
         """Set how many of the batches that are handed out the training has not been given yet.
 
-        Args:
-            batches: `None` if unknown from now on, until `reach_end`.
+        It is unknown from `None` on, until `reach_end`.
         """
         with self._changed:
             consumed = self._cursor.consumed
@@ -488,10 +486,6 @@ class FeedReader:
         Args:
             batches: how many, of all iterations together, without batches that an abandoned one
                 gave back; `None` for all that the training was given.
-
-        Raises:
-            ConfigError: if there are not so many; if code that reads ahead of the training hides
-                how many the training was given; or if rows are not tracked.
         """
         with self._changed:
             return self._cursor.consumed.position(batches)

@@ -188,7 +188,6 @@ class Log(HeldSegments):
             self._let_go([self._segments.pop(n) for n in numbers if n in self._segments])
 
     def coverage(self, consumed: EpochRows) -> EpochRows:
-        """Return by partition which rows were consumed, given by segment, or dropped on purpose."""
         with self._budget.lock:
             return self._provenance.rows(consumed, self.terminated_to)
 

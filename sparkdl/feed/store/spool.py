@@ -69,12 +69,7 @@ class Spool(HeldSegments):
             self._budget.wake()
 
     def take(self, number: int, skip: int, rows: int) -> StoredSegment:
-        """Remove rows [`skip`, `skip` + `rows`) of a segment, for this node's log.
-
-        Raises:
-            FeedClosedError: if they are not here.
-            OSError: if there is no descriptor for a window; then nothing is removed.
-        """
+        """Remove rows of a segment, for this node's log; nothing, where it raises."""
         with self._budget.lock:
             spooled = self._find(number, skip, rows)
             fd = os.dup(spooled.segment.fd)

@@ -94,12 +94,7 @@ class NodeStore:
             return spool
 
     def grant(self, feed: str, number: int, skip: int, rows: int) -> None:
-        """Move rows of the own spool to the log, without copying them or waiting for room.
-
-        Raises:
-            FeedClosedError: if they are not in the spool.
-            OSError: if there is no descriptor for them.
-        """
+        """Move rows of the own spool to the log, without copying them or waiting for room."""
         with self.budget.lock:
             # Under one lock, so that `close` never finds the rows between spool and log.
             self.log(feed).enter(self.spool(feed).take(number, skip, rows))

@@ -320,7 +320,6 @@ class NodeFeeds:
     # From the agent.
 
     def coverage(self, feeds: Mapping[str, EpochRows]) -> dict[str, EpochRows]:
-        """Return which rows the child has used, by feed, epoch and partition."""
         return {feed: self.store.log(feed).coverage(consumed) for feed, consumed in feeds.items()}
 
     @property
@@ -476,7 +475,6 @@ class NodeFeeds:
             self._needs.request()
 
     def _report_needs(self) -> None:
-        """Report spooled rows, and readers that wait for rows."""
         for name, feed in self._feeds.items():
             lots, feed.lots = feed.lots, {}
             for epoch, found in lots.items():

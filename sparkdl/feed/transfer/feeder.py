@@ -321,12 +321,7 @@ class Feeder:
         self._stream.cancel()
 
     def feed(self, batches: Iterator[pa.RecordBatch]) -> FedPartition:
-        """Send all rows; returns when each is stored, or none is wanted any more.
-
-        Raises:
-            FeederError: if the connection broke.
-            FeedTimeoutError: if the agent stored nothing for the feed timeout.
-        """
+        """Send all rows; returns when each is stored, or none is wanted any more."""
         if self._partition in self._spec.skipped:
             _drain(batches)
             return FedPartition(self._partition)
@@ -407,10 +402,7 @@ def _is_here(host: str) -> bool:
 
 @dataclass(frozen=True)
 class FeedDataFrame:
-    """For `DataFrame.mapInArrow`: feeds each partition and returns one row on it.
-
-    `names` are the columns' names on the nodes.
-    """
+    """For `DataFrame.mapInArrow`: feeds each partition, by these names; returns one row on it."""
 
     spec: FeedSpec
     names: tuple[str, ...]

@@ -157,12 +157,7 @@ class Fetcher(threading.Thread):
         self._on_fetched(len(here))
 
     def _call(self, fetches: list[Fetch], call: Call[T]) -> T | None:
-        """Return what the holder answers, however often the connection breaks; `None` once stopped.
-
-        Raises:
-            FeedTimeoutError: if nothing came within `patience_s`.
-            pyarrow.ArrowException: if the holder refuses.
-        """
+        """Return what the holder answers, by as many connections as it takes; `None` if stopped."""
         uri = fetches[0][1].uris[fetches[0][0].holder]
         windows = tuple((grant.number, grant.skip, grant.rows) for grant, _ in fetches)
         what = FetchTicket(self._log.feed, self._generation, self._call_nbytes, windows)
