@@ -17,7 +17,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -140,27 +140,24 @@ def exchange(
     # An empty partition needs no node, and so none that is alive.
     if (first := next(rows, None)) is None:
         return
-    with ExitStack() as clients:
-        call = _open(spec, name, target, clients)
-        try:
-            yield from call.results(itertools.chain([first], rows))
-        except FeederError as error:
-            if not Code.WRONG_ANSWER.is_in(error):
-                _raise_cause(spec, error)
-            raise
+    call = _open(spec, name, target)
+    try:
+        yield from call.results(first.schema, itertools.chain([first], rows))
+    except FeederError as error:
+        if not Code.WRONG_ANSWER.is_in(error):
+            _raise_cause(spec, error)
+        raise
 
 
-def _open(spec: FeedSpec, name: str, target: Target, clients: ExitStack) -> _Call:
+def _open(spec: FeedSpec, name: str, target: Target) -> _Call:
     """Return a call that a node has taken, the first of which is `target`."""
     nodes = [target, *(node for node in spec.targets if node != target)]
     patience = Deadline.after(min(spec.patience_s, spec.timeout_s))
     for tries in itertools.count():
         call = _Call(spec, f"{name}.{tries}" if tries else name, nodes[tries % len(nodes)])
         try:
-            with ExitStack() as own:
-                call.open(own)
-                clients.push(own.pop_all())
-                return call
+            call.open()
+            return call
         except FeederError as error:
             if Code.CLUSTER_FAILED.is_in(error):
                 raise
@@ -182,16 +179,17 @@ class _Call:
         self._changed = threading.Condition()
         self._rows = Session()
         self._is_over = False
+        self._client: Any = None
         self._writer: Any = None
         self._reader: Any = None
         self._writing = 2
         """Threads that still have the writer: the last of them closes it."""
 
-    def open(self, clients: ExitStack) -> None:
+    def open(self) -> None:
         """Wait until the node has taken the call."""
         try:
-            client = clients.enter_context(self._spec.connect(self._target.uri))
-            self._writer, self._reader = client.do_exchange(
+            self._client = self._spec.connect(self._target.uri)
+            self._writer, self._reader = self._client.do_exchange(
                 flight.FlightDescriptor.for_command(self._command), self._spec.options()
             )
             _ = self._reader.schema  # which the node sends first
@@ -199,11 +197,13 @@ class _Call:
             if self._writer is not None:
                 self._writing = 1
                 self._let_go()
+            if self._client is not None:
+                self._client.close()
             raise self._error(error) from error
 
-    def results(self, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+    def results(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
         # Rows go out in a thread of their own, or both ends could wait for room to send.
-        pump = self._start(self._pump, batches)
+        pump = self._start(self._pump, schema, batches)
         self._start(self._watch)
         try:
             for chunk in self._reader:
@@ -231,21 +231,19 @@ class _Call:
                 self._changed.notify_all()
             self._reader.cancel()  # a caller that stops early does not leave the node waiting
             self._let_go()
+            self._client.close()
 
     def _start(self, work: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=work, args=args, name="sparkdl-exchange", daemon=True)
         thread.start()
         return thread
 
-    def _pump(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def _pump(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         try:
-            is_first = True
+            self._writer.begin(schema)
             for batch in batches:
                 if self._is_over:
                     break
-                if is_first:
-                    self._writer.begin(batch.schema)
-                    is_first = False
                 with self._changed:
                     # Counted first: the answer may come before `write_batch` returns.
                     self._rows.send(batch.num_rows, time.monotonic())
