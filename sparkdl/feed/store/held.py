@@ -72,7 +72,6 @@ class Budget:
         folder: where segments go for which there is no memory.
 
     Attributes:
-        retained: segments not needed now; they are freed first.
         lock: guards the budget and all that a store holds: a thread takes no other lock of the
             store. It is notified when room comes, and when waiting rows may have become unwanted.
     """
@@ -95,7 +94,7 @@ class Budget:
         self._nbytes: Counter[Use] = Counter()
         self._segments: Counter[tuple[Use, str]] = Counter()
         self._on_pressure = on_pressure
-        self.retained = RetainedSegments(self)
+        self._retained: list[tuple[StoredSegment, object]] = []
 
     @property
     def used_nbytes(self) -> int:
@@ -125,6 +124,24 @@ class Budget:
         with self.lock:
             self._add(before, segment.feed, -segments, -segment.nbytes, segment.is_on_disk)
             self._add(use, segment.feed, 1, segment.nbytes, segment.is_on_disk)
+
+    def retain(self, use: Use, segment: StoredSegment, log: object) -> None:
+        """Hold a segment for a restarted child while there is room; `log` was to have it."""
+        with self.lock:
+            self.move(segment, use, Use.RETAINED)
+            self._retained.append((segment, log))
+
+    def pop_retained(
+        self, is_meant: Callable[[StoredSegment, object], bool]
+    ) -> list[StoredSegment]:
+        with self.lock:
+            found = [each for each in self._retained if is_meant(*each)]
+            self._retained = [each for each in self._retained if not is_meant(*each)]
+            return [segment for segment, _ in found]
+
+    def free_retained(self, is_meant: Callable[[StoredSegment, object], bool]) -> None:
+        for segment in self.pop_retained(is_meant):
+            self.free(Use.RETAINED, segment)
 
     def free(self, use: Use, segment: StoredSegment) -> None:
         os.close(segment.fd)
@@ -165,8 +182,8 @@ class Budget:
                 return Room.FULL
             may_stay = self._nbytes[use] + nbytes <= self.limit_nbytes // 2
         # Retained segments are evicted before anything is written to disk.
-        while not self._fits(nbytes) and (may_stay or may_spill) and self.retained.evict():
-            pass
+        while not self._fits(nbytes) and (may_stay or may_spill) and self._retained:
+            self.free(Use.RETAINED, self._retained.pop(0)[0])
         if may_stay and (is_first or self._fits(nbytes)):
             return Room.MEMORY
         # Where a spool alone is full, nodes will be assigned its rows: no need for the disk.
@@ -180,39 +197,6 @@ class Budget:
     def _fits(self, nbytes: int) -> bool:
         has_descriptors = self.num_segments < self.limit_segments
         return has_descriptors and self.used_nbytes + nbytes <= self.limit_nbytes
-
-
-class RetainedSegments:
-    """Segments retained for a restarted child, evicted oldest first.
-
-    Segments that the child has read, or had not read when it ended, stay while there is room.
-    """
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self._retained: list[tuple[StoredSegment, object]] = []
-
-    def add(self, use: Use, segment: StoredSegment, log: object) -> None:
-        with self._budget.lock:
-            self._budget.move(segment, use, Use.RETAINED)
-            self._retained.append((segment, log))
-
-    def pop(self, is_meant: Callable[[StoredSegment, object], bool]) -> list[StoredSegment]:
-        with self._budget.lock:
-            found = [each for each in self._retained if is_meant(*each)]
-            self._retained = [each for each in self._retained if not is_meant(*each)]
-            return [segment for segment, _ in found]
-
-    def free(self, is_meant: Callable[[StoredSegment, object], bool]) -> None:
-        for segment in self.pop(is_meant):
-            self._budget.free(Use.RETAINED, segment)
-
-    def evict(self) -> bool:
-        with self._budget.lock:
-            if self._retained:
-                self._budget.free(Use.RETAINED, self._retained.pop(0)[0])
-                return True
-            return False
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ class Log(HeldSegments):
         with self._budget.lock:
             if self._comes_again and not (comes_again or self._keeps):
                 # They were retained for a call that has ended early.
-                self._budget.retained.free(lambda segment, _: segment.feed == self.feed)
+                self._budget.free_retained(lambda segment, _: segment.feed == self.feed)
             self._comes_again = comes_again
 
     def enter(self, segment: StoredSegment) -> None:
@@ -139,7 +139,7 @@ class Log(HeldSegments):
                 # The child died while these rows were on their way to it, so they are the next
                 # child's.
                 if self.is_closed and self._is_retaining:
-                    self._budget.retained.add(Use.LOG, segment, self)
+                    self._budget.retain(Use.LOG, segment, self)
                 else:
                     self._budget.free(Use.LOG, segment)
                 return
@@ -194,7 +194,7 @@ class Log(HeldSegments):
     def forget(self, epoch: int) -> None:
         with self._budget.lock:
             if not self._comes_again:
-                self._budget.retained.free(
+                self._budget.free_retained(
                     lambda segment, log: (
                         log is self and self._provenance.last_epoch(segment.epoch) < epoch
                     )
@@ -218,7 +218,7 @@ class Log(HeldSegments):
         """Retain a window that is left of the spool, if rows are retained; free it otherwise."""
         with self._budget.lock:
             if self._is_retaining and segment.run:
-                self._budget.retained.add(Use.SPOOL, segment, self)
+                self._budget.retain(Use.SPOOL, segment, self)
             else:
                 self._budget.free(Use.SPOOL, segment)
 
@@ -268,6 +268,6 @@ class Log(HeldSegments):
             # Rows that no job has brought are read from their files again. Rows whose provenance
             # is forgotten are covered by a checkpoint.
             if retains and segment.run and (self._comes_again or (self._keeps and is_known)):
-                self._budget.retained.add(Use.LOG, segment, self)
+                self._budget.retain(Use.LOG, segment, self)
             else:
                 self._budget.free(Use.LOG, segment)

@@ -102,7 +102,7 @@ class NodeStore:
     def recall(self, feed: str, epoch: int, run: str) -> Sequence[Lot]:
         """Spool retained rows again that a job has brought; return what there is."""
         with self.budget.lock:
-            found = self.budget.retained.pop(lambda each, _: (each.feed, each.run) == (feed, run))
+            found = self.budget.pop_retained(lambda each, _: (each.feed, each.run) == (feed, run))
             return self.spool(feed).recall(epoch, found)
 
     def open_exchange(self, name: str) -> Exchange:
@@ -156,7 +156,7 @@ class NodeStore:
         with self.budget.lock:
             self._has_shut_down = True
             self._close_spools()
-            self.budget.retained.free(lambda *_: True)
+            self.budget.free_retained(lambda *_: True)
 
     def _close_spools(self) -> None:
         for feed, spool in self._spools.items():

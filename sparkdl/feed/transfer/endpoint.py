@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from msgspec import structs
+from msgspec import convert, structs
 
 from sparkdl.control import channel
 from sparkdl.control import messages as msg
@@ -376,17 +376,7 @@ class NodeFeeds:
     # Called on threads of Flight, and on the threads that fetch rows or read files.
 
     def _on_segment(self, segment: StoredSegment, fd: int) -> None:
-        message = channel.Segment(
-            segment.feed,
-            segment.number,
-            segment.epoch,
-            segment.rows,
-            segment.nbytes,
-            segment.exchange,
-            segment.is_last,
-            segment.is_on_disk,
-            segment.start,
-        )
+        message = convert(segment, channel.Segment, from_attributes=True)
         self._soon(self._pass_segment, message, fd)
 
     def _on_spooled(self, feed: str, epoch: int, lots: list[msg.Lot]) -> None:
