@@ -31,6 +31,11 @@ from sparkdl.storage.systems import locate, open_storage
 _log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+_DIRECTORY = pafs.FileType.Directory
+_WAIT = (
+    "If a thread or an asynchronous save writes the files, wait for it inside the block: "
+    "thread.join(), future.result(), wait_until_finished()"
+)
 _NAME = re.compile(r"(?P<dot>\.?)step-(?P<step>\d{10,})-(?P<cluster>[A-Za-z0-9_]+)-(?P<round>\d+)")
 
 
@@ -193,11 +198,29 @@ class CheckpointStore:
         if for_all:
             self._delete(f"{self._path}/{name}")
 
+    def late(self, name: CheckpointName, manifest: Manifest | None = None) -> str:
+        """Return a file that was written after its checkpoint was complete; empty if none is seen.
+
+        Args:
+            manifest: of the checkpoint, if this node has made it complete: its files are compared.
+        """
+        if found := self._written_behind(name):
+            return found
+        if manifest is None:
+            return ""
+        path = f"{self._path}/{name}"
+        extra = self._files(path).keys() - manifest.files.keys() - {MANIFEST}
+        return next(iter([*self._wrong(path, manifest), *extra]), "")
+
+    def revoke(self, name: CheckpointName) -> None:
+        with contextlib.suppress(FileNotFoundError):  # another node was first
+            self._system.delete_file(f"{self._path}/{name}/{MANIFEST}")
+
     # At the first node.
 
-    def commit(self, name: CheckpointName, manifest: Manifest) -> None:
-        """Make the checkpoint complete, with a manifest that names its files."""
-        self._seal(f"{self._path}/{name}", manifest)
+    def commit(self, name: CheckpointName, manifest: Manifest) -> Manifest:
+        """Make the checkpoint complete; return the manifest with its files."""
+        return self._seal(f"{self._path}/{name}", manifest)
 
     def url_of(self, name: CheckpointName) -> str:
         return f"{self._url}/{name}"
@@ -229,6 +252,9 @@ class CheckpointStore:
             if not entry.is_complete and not _is_ahead(entry, now) and entry.name != now:
                 self._delete(entry.path)
 
+    def _written_behind(self, name: CheckpointName) -> str:
+        return _any_file(self._scratch / f"checkpoint-{name}")
+
     def _empty(self, name: str) -> Path:
         folder = self._scratch / name
         shutil.rmtree(folder, ignore_errors=True)
@@ -237,14 +263,17 @@ class CheckpointStore:
 
     def entries(self) -> Iterator[Entry]:
         infos = self._system.get_file_info(pafs.FileSelector(self._path, allow_not_found=True))
-        for info in infos:
-            parsed = CheckpointName.parse(info.base_name)
-            if info.type != pafs.FileType.Directory or parsed is None:
+        folders = {info.base_name: info.path for info in infos if info.type == _DIRECTORY}
+        for base, path in folders.items():
+            if (parsed := CheckpointName.parse(base)) is None:
                 continue
             name, is_unfinished = parsed
-            manifest = self._system.get_file_info(f"{info.path}/{MANIFEST}")
+            manifest = self._system.get_file_info(f"{path}/{MANIFEST}")
             is_complete = not is_unfinished and manifest.type == pafs.FileType.File
-            yield Entry(name, info.path, is_complete)
+            if is_complete and (file := _any_file(Path(folders.get(name.unfinished, "")))):
+                _log.error("%s", late_text(self.url_of(name), file))
+                is_complete = False
+            yield Entry(name, path, is_complete)
 
     def _read(self, name: str) -> tuple[Manifest | None, str]:
         """Return the manifest of a checkpoint, or none and what is wrong with the checkpoint."""
@@ -270,7 +299,7 @@ class CheckpointStore:
             if info.type == pafs.FileType.File
         }
 
-    def _seal(self, folder: str, manifest: Manifest) -> None:
+    def _seal(self, folder: str, manifest: Manifest) -> Manifest:
         for node in manifest.nodes:
             if self._system.get_file_info(_mark(folder, node)).type != pafs.FileType.File:
                 raise CheckpointError(
@@ -285,13 +314,12 @@ class CheckpointStore:
         if not complete.files:
             raise CheckpointError(
                 f"there is no checkpoint of step {manifest.step}: no node has written a file into "
-                f"it. Write into the folder that `with ctx.checkpoint(…) as folder` gives. If a "
-                "thread or an asynchronous save writes the files, wait for it inside the block: "
-                "thread.join(), future.result(), wait_until_finished()"
+                f"it. Write into the folder that `with ctx.checkpoint(…) as folder` gives. {_WAIT}"
             )
         self._write(
             f"{folder}/{MANIFEST}", msgspec.json.format(msgspec.json.encode(complete), indent=1)
         )
+        return complete
 
     def _write(self, path: str, data: bytes) -> None:
         with self._system.open_output_stream(path) as file:
@@ -333,16 +361,22 @@ class LocalStore(CheckpointStore):
         if for_all:
             shutil.rmtree(self._unfinished(name), ignore_errors=True)
 
-    def commit(self, name: CheckpointName, manifest: Manifest) -> None:
-        """Put the manifest into the folder, sync it and give it its name."""
+    def commit(self, name: CheckpointName, manifest: Manifest) -> Manifest:
+        """Put the manifest into the folder, sync it and give it its name; return the manifest."""
         folder = self._unfinished(name)
-        self._seal(str(folder), manifest)
+        complete = self._seal(str(folder), manifest)
         # A rename may reach the disk before the names inside the folder do, so those come first.
         for inner, _, _ in os.walk(folder):
             _sync(Path(inner))
         folder.rename(Path(self._path, str(name)))
         # The new name is an entry of the parent folder, which is synced for itself.
         _sync(Path(self._path))
+        return complete
+
+    def _written_behind(self, name: CheckpointName) -> str:
+        # In this order: other nodes may not have completed it yet, and write there.
+        is_renamed = Path(self._path, str(name)).is_dir()
+        return _any_file(self._unfinished(name)) if is_renamed else ""
 
     def _unfinished(self, name: CheckpointName) -> Path:
         return Path(self._path, name.unfinished)
@@ -352,6 +386,19 @@ class LocalStore(CheckpointStore):
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+
+
+def late_text(url: str, file: str) -> str:
+    return (
+        f"the checkpoint {url} is broken and does not count: {file} was written after its block "
+        f"had ended. {_WAIT}"
+    )
+
+
+def _any_file(folder: Path) -> str:
+    if not folder.name:
+        return ""
+    return next((str(Path(at, names[0])) for at, _, names in os.walk(folder) if names), "")
 
 
 def _sync(path: Path) -> None:

@@ -28,6 +28,7 @@ from sparkdl.node.checkpoint_store import (
     CheckpointName,
     CheckpointStore,
     Manifest,
+    late_text,
     open_store,
 )
 from sparkdl.node.link import AgentLink
@@ -112,6 +113,8 @@ class Checkpoints:
         self._scratch = scratch
         self._last_step: int | None = None
         self._is_open = False
+        self._made: tuple[CheckpointName, Manifest | None] | None = None
+        """The last checkpoint of this world; with its manifest on the node that completed it."""
 
     @cached_property
     def last(self) -> LastCheckpoint | None:
@@ -135,6 +138,8 @@ class Checkpoints:
         self._last_step, self._is_open = step, True
         folder: Path | None = None
         try:
+            if late := self._late():
+                raise CheckpointError(late)
             with self._named_errors(name):
                 folder = store.open(name)
             with self._named_errors(name, is_users=True):
@@ -152,8 +157,30 @@ class Checkpoints:
         finally:
             self._is_open = False
         self._link.send(Checkpointed(step, feeds, own))
+        self._made = (name, None)
         if self._leads:
-            self._complete(name)
+            self._made = (name, self._complete(name))
+
+    def end(self) -> None:
+        """Log an error if the last checkpoint has been written to since; for `map_fun`'s end."""
+        if late := self._late():
+            _log.error("%s", late)
+
+    def _late(self) -> str:
+        """Return what is wrong with the last checkpoint, which counts no more then; or nothing."""
+        if self._made is None:
+            return ""
+        (name, manifest), store = self._made, self._store
+        try:
+            late = store.late(name, manifest)
+            if not late:
+                return ""
+            self._made = None
+            store.revoke(name)
+        except OSError as error:  # the next checkpoint finds out whether the storage works
+            _log.debug("%s cannot be compared with its manifest: %s", name, error)
+            return ""
+        return late_text(store.url_of(name), late)
 
     @cached_property
     def _store(self) -> CheckpointStore:
@@ -187,12 +214,12 @@ class Checkpoints:
                 f"checkpoint_dir"
             )
 
-    def _complete(self, name: CheckpointName) -> None:
-        """Wait for the other nodes' parts, and make one checkpoint of them."""
+    def _complete(self, name: CheckpointName) -> Manifest:
+        """Wait for the other nodes' parts, and make one checkpoint of them; return its manifest."""
         try:
             manifest = self._await_parts(name.step)
             with self._named_errors(name):
-                self._store.commit(name, manifest)
+                complete = self._store.commit(name, manifest)
         except BaseException:
             self._store.give_up(name, None, for_all=True)
             raise
@@ -207,6 +234,7 @@ class Checkpoints:
                 "delete in checkpoint_dir",
                 error,
             )
+        return complete
 
     def _await_parts(self, step: int) -> Manifest:
         timeout_s = self._spec.settings.feeding.timeout_s

@@ -34,7 +34,7 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.files import make_scratch_in
 from sparkdl.core.imports import quick_imports
 from sparkdl.frameworks.framework import Framework, advice_about, framework_named
-from sparkdl.node.context import NodeContext, enter
+from sparkdl.node.context import NodeContext, enter, leave
 from sparkdl.node.link import AgentLink
 from sparkdl.node.no_spark import refuse_spark
 from sparkdl.node.resources import HadoopClasspath
@@ -121,6 +121,7 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
         with WaitWatch(link.send, others):
             value, has_exited = _call(map_fun, args, ctx)
         link.feeds.supply.watch.look()
+        leave(ctx)
         link.feeds.report()
         framework.after_map_fun(has_failed=False)
         return _encode(generation, value, has_exited)

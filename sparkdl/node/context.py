@@ -366,8 +366,8 @@ class NodeContext(LegacyContext):
         Raises:
             ConfigError: without `checkpoint_dir`, on a node that does not train, inside another
                 checkpoint, if `step` is not larger than before, or if `batches` must be given.
-            CheckpointError: if it could not be written, no node has written a file, or a node has
-                not called this in time.
+            CheckpointError: if it could not be written, no node has written a file, a node has not
+                called this in time, or the checkpoint before was written to after its block.
         """
         return self._checkpoints.write(step, batches)
 
@@ -454,6 +454,11 @@ def current() -> NodeContext | None:
 def enter(ctx: NodeContext) -> None:
     global _current
     _current = ctx
+
+
+def leave(ctx: NodeContext) -> None:
+    """Look at what `map_fun` has left, once it has returned."""
+    ctx._checkpoints.end()
 
 
 def _wanted(*parts: str | Sequence[str] | None) -> list[str]:

@@ -12,6 +12,7 @@ from sparkdl.core.errors import CheckpointError
 from sparkdl.node.checkpoint_store import (
     CheckpointName,
     CheckpointStore,
+    LocalStore,
     Manifest,
     open_store,
 )
@@ -95,6 +96,38 @@ def test_checkpoint_without_a_file_is_none(store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError, match=r"step 5: no node has written a file .* wait for it"):
         store.commit(named(5), Manifest(5, "one", 0, 1.0, NODES, {}))
     assert store.newest() is None
+
+
+def test_file_behind_the_end_breaks_its_checkpoint_and_no_other(
+    store: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(store, named(5))
+    folder = store.open(named(6))
+    (folder / "early").write_text("1")
+    for node in NODES:
+        store.finish(named(6), folder, node)
+        folder.mkdir(exist_ok=True)
+    made = store.commit(named(6), Manifest(6, "one", 0, 1.0, NODES, {}))
+    assert not store.late(named(6), made)
+    with store._system.open_output_stream(f"{store._path}/{named(6)}/early") as file:
+        file.write(b"12")
+    assert store.late(named(6), made) == "early"
+    assert not store.late(named(6)), "other nodes have no manifest"
+    folder.mkdir(exist_ok=True)  # where a writer makes the folder again
+    (folder / "late").write_text("2")
+    assert store.late(named(6)).endswith("/late")
+    if isinstance(store, LocalStore):
+        found = store.newest()
+        assert found is not None
+        assert found.ref.step == 5, "the second folder shows it to a later job too"
+        assert f"{store.url_of(named(6))} is broken and does not count: {folder}" in caplog.text
+    store.revoke(named(6))
+    store.revoke(named(6))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        store.manifest(str(named(6)))
+    assert steps(store)[str(named(5))]
+    store.sweep(named(7), keep=1)
+    assert steps(store) == {str(named(5)): True}
 
 
 def test_newest_is_of_the_highest_step_and_then_the_latest(store: CheckpointStore) -> None:
