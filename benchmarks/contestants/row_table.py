@@ -37,7 +37,7 @@ class Feeding:
         world = build_world(0, {n: Address("host", 1, "grpc://host:1") for n in plan_nodes(nodes)})
         spec = FeedSpec("input", 0, "", (), "token")
         self.nodes = fs.Nodes(0, world)
-        feed = fs.Feed(CallHistory("input"), spec, 60.0, 60.0, self.nodes)
+        feed = fs.Feed(CallHistory("input"), spec, 60.0, self.nodes)
         self.state: fs.State = fs.Idle(feed)
         self.take(fs.Requested(fs.FeedAsked(0, FeedRequest("data"))), 0.0)
 

@@ -72,7 +72,7 @@ def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Framework]) ->
     link.close()
 
 
-def _import_more(framework: Framework) -> None:
+def import_more(framework: Framework) -> None:
     with quick_imports():
         framework.import_more()
     gc.freeze()
@@ -101,7 +101,7 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
     try:
         framework = importing()
         # Without a limit: the agent ends a child whose world does not come.
-        start, port = link.wait_start(partial(_import_more, framework))
+        start, port = link.wait_start(partial(import_more, framework))
         has_world = True
         os.environ.update(start.environment)
         payload = Path(start.payload)

@@ -52,6 +52,7 @@ def _import() -> None:
     _server.environment = dict(os.environ)  # before an import changes it
     try:
         _server.framework = child.import_all(framework, modules)
+        child.import_more(_server.framework)
         _server.problem = _what_is_unsafe()
     except Exception as error:  # noqa: BLE001 (a cold child raises it again, and reports it)
         _server.problem = f"{type(error).__name__}: {error}"
