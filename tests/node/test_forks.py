@@ -135,3 +135,14 @@ def test_node_whose_server_cannot_listen_starts_cold_children(
     with launch(os_pid, nodes=1, **OPTIONS) as cluster:
         (pid,) = cluster.results(SOON_S)
     assert importers(folder) == {pid}
+
+
+def imported_more(args: None, ctx: NodeContext) -> tuple[bool, bool]:
+    return "torch._dynamo" in sys.modules, is_fork_server(psutil.Process(os.getppid()))
+
+
+@pytest.mark.torch
+def test_forks_have_what_optimizers_import_at_their_first_step() -> None:
+    options = {"feeding": Feeding(fed=False), "max_restarts": 1}
+    with launch(imported_more, nodes=1, framework="torch", **options) as cluster:
+        assert cluster.results(SOON_S) == [(True, True)]
