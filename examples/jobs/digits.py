@@ -26,6 +26,7 @@ def make_model():
 
 def main() -> None:
     """Train and evaluate on the session that spark-submit set up."""
+    import keras
     from pyspark.sql import SparkSession
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -45,9 +46,8 @@ def main() -> None:
             make_model(),
             mode="jobs",
             num_workers=args.partitions,
-            optimizer="adam",
+            optimizer=keras.optimizers.Adam(0.01),
             loss="sparse_categorical_crossentropy",
-            learning_rate=0.01,
             batch_size=64,
             epochs=args.epochs,
         )
