@@ -92,7 +92,6 @@ class CoordinatorServer:
 
     Attributes:
         tls: the certificate it presents; `None` without TLS.
-        address: where it listens; `None` before it does.
     """
 
     def __init__(
@@ -164,7 +163,7 @@ class CoordinatorServer:
             await self._server.wait_closed()
 
     def _accept(self, *args: Any, **options: Any) -> ServerConnection:
-        connection = ServerConnection(*args, **options)
+        connection = _Connection(*args, **options)
         if task := asyncio.current_task():
             self._accepting.add(task)
         self._strangers.append(ref(connection))
@@ -238,6 +237,13 @@ class CoordinatorServer:
         if closed.rcvd is None and closed.sent and closed.sent.code == _PING_TIMED_OUT:
             return f"it stands still: nothing came from it for {self._keep.ping_timeout:g} s"
         return f"its connection broke: {closed}"
+
+
+class _Connection(ServerConnection):
+    """Its pings are alike: the library draws them from `random`, whose state is the user's."""
+
+    async def ping(self, data: Any = None) -> Any:
+        return await super().ping(data or "alive")
 
 
 def _hang_up(stranger: ServerConnection | None) -> None:

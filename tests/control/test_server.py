@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import socket
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 
 import pytest
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Opcode
 
 from sparkdl.control import messages as msg
 from sparkdl.control.auth import bearer
@@ -294,3 +296,12 @@ async def test_the_server_is_reached_over_ip_version_6() -> None:
         await check_works(Room(server, address, heard))
     finally:
         await server.stop()
+
+
+@on_loop
+async def test_pings_leave_the_random_numbers_of_the_program_alone() -> None:
+    async with room(lease_s=0.4) as here, here.raw_agent("a") as (reader, _):
+        before = random.getstate()
+        first, _ = await asyncio.wait_for(reader.readexactly(2), SOON_S)
+        assert first & 0x0F == Opcode.PING
+        assert random.getstate() == before
