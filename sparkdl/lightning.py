@@ -90,7 +90,6 @@ class Environment(Adopted):
             )
 
     def set_world_size(self, size: int) -> None:
-        """Compare with what the trainer was given: `num_nodes * devices`."""
         _check("WORLD_SIZE", size, "num_nodes * devices")
 
     def set_global_rank(self, rank: int) -> None:

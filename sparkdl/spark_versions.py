@@ -16,6 +16,8 @@ import pyspark
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from sparkdl.core.errors import ConfigError
+
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, Row
@@ -23,9 +25,13 @@ if TYPE_CHECKING:
 IS_SPARK_3 = pyspark.__version__.startswith("3.")
 
 
-def parsed_type(text: str) -> t.DataType:
-    """Return the type that `text` declares, or the schema of several columns; or raise as Spark."""
-    return t._parse_datatype_string(text) if IS_SPARK_3 else t.DataType.fromDDL(text)
+def declared_type(text: str, failed: str, example: str) -> t.DataType:
+    """Return the type that `text` declares; `failed` and `example` make the error."""
+    try:
+        return t._parse_datatype_string(text) if IS_SPARK_3 else t.DataType.fromDDL(text)
+    except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise ConfigError(f"{failed}: {reason}. Write it like {example}") from None
 
 
 def collect_in_arrow(

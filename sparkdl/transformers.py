@@ -86,7 +86,6 @@ class Checkpoint(Adopted):
         self._pending += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count the batches trained on."""
         self._batches += self._pending + 1
         self._pending = 0
 

@@ -29,7 +29,7 @@ from sparkdl.core.jobs import named_jobs
 from sparkdl.data.examples import Column, arrow_schema, columns_of, decode, encode
 from sparkdl.data.framing import find, frame, read_file
 from sparkdl.data.infer import infer_schema
-from sparkdl.spark_versions import parsed_type
+from sparkdl.spark_versions import declared_type
 from sparkdl.storage.systems import locate, open_storage
 
 _SUCCESS = "_SUCCESS"
@@ -55,16 +55,10 @@ def read_tfrecords(
     paths = [path] if isinstance(path, str) else list(path)
     if schema is None:
         schema = infer_schema(spark, paths, storage_options)
-    kind: Any = schema
-    if isinstance(schema, str):
-        try:
-            kind = parsed_type(schema)
-        except Exception:  # noqa: BLE001 (Spark's parser raises several, Connect others)
-            kind = None
+    failed, example = f"schema={schema!r} is no schema of Spark", "'id bigint, x array<float>'"
+    kind = declared_type(schema, failed, example) if isinstance(schema, str) else schema
     if not isinstance(kind, StructType):
-        raise ConfigError(
-            f"schema={schema!r} is no schema of Spark. Write it like 'id bigint, x array<float>'"
-        )
+        raise ConfigError(f"{failed}. Write it like {example}")
     arrow = arrow_schema(kind)
     columns_of(arrow)  # whose types are checked here, before anything is read
     storage, files = find(paths, storage_options or {})

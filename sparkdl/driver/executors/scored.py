@@ -14,7 +14,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.sessions import is_true
 from sparkdl.feed.transfer.infer_task import InferColumns
 from sparkdl.feed.transfer.messages import FeedSpec
-from sparkdl.spark_versions import arrow_schema_of, parsed_type
+from sparkdl.spark_versions import arrow_schema_of, declared_type
 
 Keep = bool | Sequence[str]
 
@@ -96,15 +96,6 @@ def check_names(
             f"otherwise with {', '.join(f'{name}=' for name in named)}, rename the DataFrame's "
             "column (withColumnRenamed), or leave it out (df.drop)"
         )
-
-
-def declared_type(text: str, failed: str, example: str) -> DataType:
-    """Return the type that `text` declares; `failed` and `example` make the error."""
-    try:
-        return parsed_type(text)
-    except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
-        reason = next(iter(str(error).strip().splitlines()), "")
-        raise ConfigError(f"{failed}: {reason}. Write it like {example}") from None
 
 
 def result_schema(schema: str | StructType | DataType) -> StructType:

@@ -13,8 +13,9 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_type
 
 from sparkdl.core.errors import ConfigError, InferenceError
-from sparkdl.driver.executors.scored import arrow_schema, declared_type
+from sparkdl.driver.executors.scored import arrow_schema
 from sparkdl.ml.scoring.source import Signature, Tensor, only_one
+from sparkdl.spark_versions import declared_type
 from sparkdl.values.ndarrays import Array, is_list, is_vector
 from sparkdl.values.results import build
 from sparkdl.values.types import BY_DTYPE, TEXT, fits
