@@ -34,25 +34,15 @@ def review(number: int) -> tuple[str, int]:
 def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> list[float]:
     """Train, and return the accuracy of each epoch. Runs once in every node."""
     import torch
+    import transformers
     from torch.nn.utils.rnn import pad_sequence
-    from transformers import (
-        BertConfig,
-        BertForSequenceClassification,
-        Trainer,
-        TrainingArguments,
-        set_seed,
-    )
+    from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
 
     from sparkdl.transformers import Checkpoint
 
-    set_seed(0)
-    config = BertConfig(
-        vocab_size=len(WORDS),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-    )
+    transformers.set_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=len(WORDS), num_hidden_layers=1, **sizes)
     numbers = {word: number for number, word in enumerate(WORDS)}
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -65,7 +55,7 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> list[float]:
         return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
 
     checkpoint = Checkpoint()
-    trainer = Trainer(
+    trainer = transformers.Trainer(
         BertForSequenceClassification(config),
         TrainingArguments(
             output_dir=tempfile.mkdtemp(),  # the checkpoints go to the cluster's folder from here
@@ -86,8 +76,7 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> list[float]:
         callbacks=[checkpoint],
     )
     trainer.train(resume_from_checkpoint=checkpoint.path)
-    log = trainer.state.log_history
-    return [entry["eval_accuracy"] for entry in log if "eval_accuracy" in entry]
+    return [log["eval_accuracy"] for log in trainer.state.log_history if "eval_accuracy" in log]
 
 
 def main() -> None:

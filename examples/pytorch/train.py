@@ -1,48 +1,68 @@
-"""PyTorch: DistributedDataParallel on several nodes, fed from a DataFrame.
+"""PyTorch: DistributedDataParallel on two nodes, fed from a DataFrame; a kill does not stop it.
 
-    spark-submit examples/pytorch/train.py
+    spark-submit examples/pytorch/train.py --die-at 60
 
-The loop is what it would be anywhere; the data set is the feed. An epoch ends on all nodes after
-the same step, so that no node waits for another for ever.
+With `--die-at` a node kills itself at that step. Both nodes then resume from the last checkpoint,
+with exactly the rows that its model has not seen.
 
-Data: the 1,797 images of scikit-learn's `load_digits`. Prints `PyTorch: loss … at first, at last
-…`, the last below 1. Takes about 25 seconds on two cores.
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `resumes at step …` after a kill, and
+`PyTorch: loss … at first, at last …`, the last below 1. Takes about 25 seconds on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import tempfile
 
 import sparkdl
 
+EVERY_STEPS = 25
+
 
 def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> list[float]:
-    """Train, and return the loss of each epoch. Runs once in every node."""
+    """Train, and return the loss of each epoch. Runs once in every node, again after a failure."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader
 
-    dist.init_process_group()  # where the others are is in the environment already
+    dist.init_process_group()  # the environment has the addresses of the other nodes
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     model = DistributedDataParallel(net)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    # Batches come ready made, full ones alone: what is left over comes first in the next epoch.
+
+    step, losses = 0, []
+    if last := ctx.last_checkpoint:
+        saved = torch.load(last.folder / "state.pt", weights_only=True)
+        net.load_state_dict(saved["net"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step, losses = last.step, saved["losses"]
+        print(f"resumes at step {step}")
+
+    # The feed makes the batches. With `tail="drop"` all are full; the rest joins the next epoch.
     data = ctx.torch_dataset(args.batch_size, x="image", y="label", tail="drop", shuffle=True)
-    loader = DataLoader(data, batch_size=None)
-    losses = []
-    for epoch in range(args.epochs):
+    while ctx.has_epoch():
         total, steps = 0.0, 0
-        for images, labels in loader:
+        for images, labels in DataLoader(data, batch_size=None):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            total, steps = total + loss.item(), steps + 1
-        losses.append(total / steps)
-        if ctx.is_chief:
-            print(f"epoch {epoch + 1}/{args.epochs}: {steps} steps, loss {losses[-1]:.3f}")
+            total, steps, step = total + loss.item(), steps + 1, step + 1
+            if step % EVERY_STEPS == 0:
+                with ctx.checkpoint(step) as folder:
+                    if ctx.is_chief:
+                        state = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
+                        torch.save({**state, "losses": losses}, folder / "state.pt")
+            if step == args.die_at and ctx.is_chief and not ctx.restarts:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if steps:
+            losses.append(total / steps)
+        if ctx.is_chief and steps:
+            print(f"epoch {len(losses)}: {steps} steps, loss {losses[-1]:.3f}", flush=True)
     dist.destroy_process_group()
     return losses
 
@@ -56,6 +76,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=32, help="per node")
+    parser.add_argument("--die-at", type=int, default=0, help="step; 0 for never")
+    parser.add_argument("--checkpoints", help="folder or URL that all nodes share")
     args = parser.parse_args()
 
     spark = SparkSession.builder.appName("sparkdl PyTorch").getOrCreate()
@@ -63,14 +85,19 @@ def main() -> None:
         images, labels = load_digits(return_X_y=True)
         rows = zip((images / 16).tolist(), labels.tolist(), strict=True)
         frame = spark.createDataFrame(rows, "image array<float>, label long").repartition(4)
-        with sparkdl.launch(
-            spark,
-            train,
-            args,
-            args.nodes,
-            framework="torch",
-            observe=sparkdl.Observe(log_to_driver=True),
-        ) as cluster:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            sparkdl.launch(
+                spark,
+                train,
+                args,
+                args.nodes,
+                framework="torch",
+                max_restarts=1,
+                checkpoint_dir=args.checkpoints or folder,
+                observe=sparkdl.Observe(log_to_driver=True),
+            ) as cluster,
+        ):
             cluster.feed(frame, epochs=args.epochs)
             losses = cluster.results()[0]
         print(f"PyTorch: loss {losses[0]:.2f} at first, at last {losses[-1]:.2f}")

@@ -1,10 +1,9 @@
-"""Segmentation, step 3 of 3: the program of `distributed.py` on a Spark cluster, fed by Spark.
+"""Segmentation with Keras on two workers: a U-Net, fed from a DataFrame, with a validation feed.
 
-    spark-submit examples/segmentation/spark.py --nodes 2
+    spark-submit examples/segmentation/spark.py
 
-Images come from a DataFrame, whatever its partitions are. The nodes need not know how many there
-are, nor how many steps that makes: all take the same number, and each row is used once an epoch.
-Images for the validation are a feed of their own: `fit` reads an epoch of it after each of its
+The nodes need not know the number of rows, partitions or steps: all take the same number of steps,
+and each row is used once in an epoch. `fit` reads an epoch of the validation feed after each of its
 epochs, and `evaluate` one more.
 
 Data: images made by the program. Prints `validation loss`, below 0.3, and `intersection over
@@ -56,16 +55,6 @@ def iou(logits: np.ndarray, masks: np.ndarray) -> float:
     return float((found & there).sum() / (found | there).sum())
 
 
-def parse() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=16, help="per node")
-    return parser.parse_args()
-
-
 def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> tuple[float, float]:
     """Train and score; return the validation's loss, and `iou`. Runs once in every node."""
     import tensorflow as tf
@@ -102,7 +91,12 @@ def main() -> None:
     """Feed the nodes, and tell what the first one found."""
     from pyspark.sql import SparkSession
 
-    args = parse()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=16, help="per node")
+    args = parser.parse_args()
     spark = SparkSession.builder.appName("sparkdl segmentation").getOrCreate()
     try:
         with sparkdl.launch(

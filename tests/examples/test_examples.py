@@ -49,7 +49,6 @@ class Example:
         options: with which a user starts it.
         small: options of the run in this process; `None` if it runs with `--deep` only.
         leaves: how many paths of the working folder match each pattern afterwards.
-        first: what has to run before.
         library: a further one, without which it is skipped.
     """
 
@@ -59,7 +58,6 @@ class Example:
     options: str = ""
     small: str | None = None
     leaves: Mapping[str, int] = field(default_factory=dict)
-    first: Example | None = None
     library: str = "sklearn"
 
     @property
@@ -78,33 +76,16 @@ def starting_line(text: str, script: str) -> re.Match[str]:
     return found
 
 
-TRAINS_FROM_RECORDS = Example("tfrecords/train.py", "tensorflow", "training accuracy > 0.8")
 ALL = (
     Example("digits/train.py", "tensorflow", "test accuracy > 0.9"),
-    Example("segmentation/single.py", "tensorflow", "over union > 0.6", "--images=1000"),
-    Example("segmentation/distributed.py", "tensorflow", "over union > 0.6", "--images=1000"),
     Example(
         "segmentation/spark.py",
         "tensorflow",
         "validation loss < 0.3, over union > 0.6",
         "--images=1000",
     ),
-    Example("own_data/train.py", "tensorflow", "test accuracy > 0.8"),
-    TRAINS_FROM_RECORDS,
-    Example(
-        "tfrecords/inference.py",
-        "tensorflow",
-        "test accuracy > 0.8",
-        leaves={"out/predictions/part-*": 2},
-        first=TRAINS_FROM_RECORDS,
-    ),
+    Example("tfrecords/train.py", "tensorflow", "training accuracy > 0.8"),
     Example("pipeline.py", "tensorflow", "area under the curve > 0.95"),
-    Example(
-        "hyperparameters.py",
-        "tensorflow",
-        "best accuracy > 0.9",
-        "--learning-rates 1e-6 0.01 --units 32",
-    ),
     Example("parameter_server.py", "tensorflow", "test accuracy > 0.85"),
     Example(
         "streaming.py",
@@ -114,24 +95,15 @@ ALL = (
         leaves={"out/stream.keras": 1},
     ),
     Example(
-        "checkpoints.py",
-        "tensorflow",
-        "goes on at step = 120",
-        "--die-at=130",
-        leaves={f"out/checkpoints/*-{step:010}*": 1 for step in (120, 300, 320)},
-    ),
-    Example("jobs/digits.py", "tensorflow", "test accuracy > 0.9"),
-    Example("tuning/optuna_digits.py", "torch", "best accuracy > 0.7", "--trials=3"),
-    Example("pytorch/train.py", "torch", "at last < 1", small="--epochs=4"),
-    Example("pytorch/distributor.py", "torch", "TorchDistributor: accuracy > 0.85"),
-    Example("pytorch/sharded.py", "torch", "FSDP2: accuracy > 0.9", "--fail-at=50"),
-    Example("pytorch/parameter_server.py", "torch", "parameter server: accuracy > 0.9"),
-    Example(
-        "huggingface/train.py",
+        "pytorch/train.py",
         "torch",
-        "at last > 0.9",
-        library="transformers",
+        "resumes at step = 50, at last < 1",
+        "--die-at=60 --checkpoints={out}/checkpoints",
+        small="--epochs=4",
+        leaves={f"out/checkpoints/*-{step:010}*": 1 for step in (225, 250, 275)},
     ),
+    Example("pytorch/distributor.py", "torch", "TorchDistributor: accuracy > 0.85"),
+    Example("huggingface/train.py", "torch", "at last > 0.9", library="transformers"),
     Example("lightning/train.py", "torch", "validation accuracy > 0.8", library="lightning"),
     Example("horovod/torch_digits.py", "torch", "test accuracy > 0.8", "--fp16-allreduce"),
     Example(
@@ -140,14 +112,8 @@ ALL = (
         "test accuracy > 0.9",
         leaves={"out/horovod/digits.keras": 1},
     ),
-    Example("horovod/elastic_digits.py", "torch", "goes on at step = 40", "--die-at=47"),
     Example("jax/digits.py", "jax", "at last < 1"),
-    Example("jax/keras_digits.py", "jax", "training accuracy > 0.9", "--model-parallel"),
-    Example("meshes/jax_hybrid.py", "jax", "at last < 0.5"),
-    Example("meshes/torch_tensor_parallel.py", "torch", "at last < 0.5"),
 )
-STARTED = [each for each in ALL if each is not TRAINS_FROM_RECORDS]
-"""Those of the tests; the other is the first half of one of them."""
 
 
 def cases(examples: Iterable[Example]) -> list[Any]:
@@ -206,8 +172,6 @@ def as_a_user(tmp_path: Path) -> Run:
 
 def prove(example: Example, run: Run, folder: Path, *, is_small: bool = False) -> None:
     """Run an example, and check what it says, and what it leaves in `folder`."""
-    if example.first:
-        prove(example.first, run, folder, is_small=is_small)
     options = (example.small or "") if is_small else example.options
     output = run(example.script, options.format(out=folder / "out").split())
     for said in example.says.split(", "):
@@ -219,7 +183,7 @@ def prove(example: Example, run: Run, folder: Path, *, is_small: bool = False) -
     assert left == example.leaves
 
 
-@pytest.mark.parametrize("example", cases(each for each in STARTED if each.small is not None))
+@pytest.mark.parametrize("example", cases(each for each in ALL if each.small is not None))
 def test_example_on_spark(
     example: Example, here: Run, tmp_path: Path, spark_local: SparkSession
 ) -> None:
@@ -227,7 +191,7 @@ def test_example_on_spark(
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("example", cases(STARTED))
+@pytest.mark.parametrize("example", cases(ALL))
 def test_example_as_a_user_starts_it(example: Example, as_a_user: Run, tmp_path: Path) -> None:
     prove(example, as_a_user, tmp_path)
 
