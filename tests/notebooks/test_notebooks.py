@@ -32,7 +32,6 @@ OF_A_MACHINE = (
 FIGURES = {
     "embeddings.ipynb": {"the same digit: share": 0.7},
     "pytorch_restart.ipynb": {"test accuracy": 0.8, "first step after the restart": 20},
-    "quickstart.ipynb": {"test accuracy": 0.9},
     "spark_ml_pipeline.ipynb": {"test accuracy": 0.9, "area under ROC": 0.97},
 }
 
