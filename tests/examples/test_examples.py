@@ -99,7 +99,7 @@ ALL = (
         "torch",
         "resumes at step = 50, at last < 1",
         "--die-at=60 --checkpoints={out}/checkpoints",
-        small="--epochs=4",
+        small="--die-at=60 --checkpoints={out}/checkpoints",
         leaves={f"out/checkpoints/*-{step:010}*": 1 for step in (225, 250, 275)},
     ),
     Example("pytorch/distributor.py", "torch", "TorchDistributor: accuracy > 0.85"),
