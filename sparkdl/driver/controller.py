@@ -333,8 +333,8 @@ class Controller:
 
     def _node_of(self, agent_id: str) -> int | None:
         """Return the node that an agent is; `None` for a standby, and after the end."""
-        roster = getattr(self.view.state, "roster", None)
-        return roster.node_of(agent_id) if roster else None
+        registry = getattr(self.view.state, "registry", None)
+        return registry.node_of(agent_id) if registry else None
 
     def _broadcast(self, message: msg.ToAgent, node_ids: set[int], generation: int | None) -> None:
         if generation not in (None, generation_of(self.view.state)):
@@ -409,16 +409,16 @@ class Controller:
         state, node_id = self.view.state, self._node_of(agent_id)
         if node_id is None or not isinstance(state, (states.Running, states.Failing)):
             return  # another round begins, at a checkpoint that has been decided
-        roster, world = state.roster, state.world
+        registry, world = state.registry, state.world
         if isinstance(message, msg.CheckpointPart):
             word = self.checkpoints.part(world, node_id, message, self.events.now_s())
-            if word is not None and word[0] in roster.agents:
-                self.server.send(roster.agents[word[0]].hello.agent_id, word[1])
+            if word is not None and word[0] in registry.agents:
+                self.server.send(registry.agents[word[0]].hello.agent_id, word[1])
         elif ref := self.checkpoints.done(world.generation, message):
             _log.info("Cluster %s: checkpoint %s is complete", self.spec.cluster_id, ref.url)
             for feed, epoch in self.checkpoints.coverage.covered_to(world.generation).items():
                 if epoch:
-                    self._broadcast(msg.FeedCovered(feed, epoch), set(roster.agents), None)
+                    self._broadcast(msg.FeedCovered(feed, epoch), set(registry.agents), None)
             self._handle(states.CheckpointMade(ref))
 
     def _note_gathering(self, agent_id: str, message: msg.Gather | msg.ChildReturned) -> None:

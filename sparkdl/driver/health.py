@@ -70,7 +70,7 @@ def progress_of(
     have_feeds_ended: bool,
 ) -> list[Progress]:
     """Return the progress of the nodes that finish the job and have not returned."""
-    may_be_fed = state.roster.spec.is_fed and not have_feeds_ended
+    may_be_fed = state.registry.spec.is_fed and not have_feeds_ended
     found = []
     by_node: dict[int, list[FeedCount]] = {}
     for (node_id, _), count in feeds.items():

@@ -78,7 +78,7 @@ class Seen:
             # Places do not change within a generation, so they are sent once.
             begins = not self.state or (name == "running" and is_another)
             world = getattr(before, "world", None)
-            cause = getattr(getattr(before, "roster", None), "history", None)
+            cause = getattr(getattr(before, "registry", None), "history", None)
             problem = getattr(before, "problem", None)
             problems = tuple(map(_problem, sorted(failures, key=lambda failure: failure.order)))
             if problem is not None and not problems:
@@ -95,7 +95,7 @@ class Seen:
                 is_over,
             )
             self.state, self.generation, self.failures, self.is_over = now
-        checkpoint = getattr(getattr(before, "roster", None), "checkpoint", None)
+        checkpoint = getattr(getattr(before, "registry", None), "checkpoint", None)
         if checkpoint is not None and checkpoint != self.checkpoint:
             self.checkpoint = checkpoint
             yield Checkpoint(self.cluster, now_s, checkpoint.url, checkpoint.step)
@@ -174,6 +174,6 @@ def node_state(view: View, node_id: int) -> str:
     if isinstance(state, states.Running) and state is view.state:
         return "in map_fun" if node_id in state.in_map_fun else "preparing"
     if isinstance(view.state, states.Gathering):
-        return "gathering" if node_id in view.state.roster.agents else "starting"
+        return "gathering" if node_id in view.state.registry.agents else "starting"
     has_ended = isinstance(view.state, (states.Finished, states.Failed, states.Stopped))
     return "stopped" if has_ended else "stopping"

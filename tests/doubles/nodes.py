@@ -40,7 +40,7 @@ def use_settings(patch: pytest.MonkeyPatch, **settings: Any) -> None:
 
 def has_checkpoint(view: View) -> bool:
     """Whether a cluster trains that would go on at a checkpoint."""
-    return isinstance(view.state, Running) and view.state.roster.checkpoint is not None
+    return isinstance(view.state, Running) and view.state.registry.checkpoint is not None
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def test_job_that_is_launched_again_goes_on_at_the_newest_checkpoint(tmp_path: P
     }
     with launch(train, checkpoint_dir=str(folder), **options) as cluster:
         assert cluster.results(SOON_S) == [(None, "")] * 2
-        recorded = cluster._controller.view.state.roster.checkpoint  # type: ignore[union-attr]
+        recorded = cluster._controller.view.state.registry.checkpoint  # type: ignore[union-attr]
         assert recorded is not None
     assert steps_in(folder) == [2, 3]
     newest = folder / f"step-0000000003-{cluster.spec.cluster_id}-0"
@@ -126,9 +126,9 @@ def test_chief_that_dies_after_the_rename_has_made_a_checkpoint_for_the_next_job
     with pytest.raises(NodeFailedError), launch(train, True, **options) as cluster:
         with pytest.raises(NodeFailedError):
             cluster.wait(SOON_S)
-        roster = cluster._controller.view.state.roster  # type: ignore[union-attr]
-        assert roster.checkpoint is not None
-        assert roster.checkpoint.step == 1, "a restart of this job would go on from there"
+        registry = cluster._controller.view.state.registry  # type: ignore[union-attr]
+        assert registry.checkpoint is not None
+        assert registry.checkpoint.step == 1, "a restart of this job would go on from there"
         cluster.wait(SOON_S)
     assert steps_in(tmp_path) == [1, 2]
     with launch(train, False, **options) as cluster:

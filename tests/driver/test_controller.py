@@ -107,8 +107,8 @@ class Play:
 
 def ids_of(view: View) -> set[str]:
     """The agents that the cluster knows."""
-    roster = getattr(view.state, "roster", None)
-    agents = (*roster.agents.values(), *roster.standbys) if roster else ()
+    registry = getattr(view.state, "registry", None)
+    agents = (*registry.agents.values(), *registry.standbys) if registry else ()
     return {agent.hello.agent_id for agent in agents}
 
 

@@ -75,5 +75,5 @@ def test_rows_of_a_world_that_shrinks_and_grows_are_used_once(
 
 def _all_offer(view: View) -> bool:
     assert isinstance(view.state, Running)
-    agents = view.state.roster.agents
+    agents = view.state.registry.agents
     return len(agents) == 3 and all(agent.offer for agent in agents.values())

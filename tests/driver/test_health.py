@@ -13,7 +13,7 @@ from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver import health
-from sparkdl.driver.lifecycle.state import Roster, Running
+from sparkdl.driver.lifecycle.state import AgentRegistry, Running
 
 TIMEOUT_S = 60.0
 ONE, TWO = health.Progress(0, "worker:0", 0, step=7), health.Progress(1, "worker:1", 1, step=7)
@@ -107,7 +107,7 @@ def test_nodes_that_come_up_get_the_time_to_do_so() -> None:
 NODES = plan_nodes(4, Roles(ps=1, chief="chief", evaluator=True))
 WORLD = build_world(3, {node: Address("h", 1, "") for node in NODES})
 SPEC = ClusterSpec("c", NODES, framework="plain")
-RUNNING = Running(Roster(SPEC), WORLD, frozenset({1, 3}))
+RUNNING = Running(AgentRegistry(SPEC), WORLD, frozenset({1, 3}))
 CHIEF, WORKER = 1, 3
 
 
@@ -153,5 +153,5 @@ def test_node_is_idle_once_it_has_read_all(count: FeedCount, is_idle: bool) -> N
         "no feed will come"
     )
     own = replace(SPEC, settings=Settings(feeding=Feeding(fed=False)))
-    running = replace(RUNNING, roster=Roster(own))
+    running = replace(RUNNING, registry=AgentRegistry(own))
     assert not any(n.is_idle for n in health.progress_of(running, feeds, {}, False))

@@ -15,10 +15,10 @@ from sparkdl.core.world import Address, build_world
 from sparkdl.driver.events import Changed, Place
 from sparkdl.driver.lifecycle.state import (
     Agent,
+    AgentRegistry,
     Failed,
     Finished,
     Gathering,
-    Roster,
     Running,
     Stopped,
     Stopping,
@@ -28,16 +28,16 @@ from sparkdl.driver.view import Seen, View, node_state, sampled
 SPEC = ClusterSpec("c", plan_nodes(2))
 FED = ClusterSpec("c0ffee", plan_nodes(3, Roles(ps=1)), framework="plain")
 WORLD = build_world(0, {node: Address("10.0.0.1", 1, "") for node in FED.nodes})
-RUNNING = Running(Roster(FED), WORLD, frozenset({0, 1}))
+RUNNING = Running(AgentRegistry(FED), WORLD, frozenset({0, 1}))
 FAILURE = Failure("worker:0", "exception", "<b>no</b>", 0.0, node_id=1, rank=0, host="10.0.0.1")
 RETURNED = {1: ChildReturned(0, b"")}
-SEATS = {1: Agent(Hello(1, "", "agent", "10.0.0.1", 1, "", "task"))}
+AGENTS = {1: Agent(Hello(1, "", "agent", "10.0.0.1", 1, "", "task"))}
 ADDRESSES = {node: Address("h", 1, "grpc://h:2") for node in SPEC.nodes}
 
 
 def test_what_was_reported_before_a_restart_is_not_told_after_it() -> None:
     world = build_world(1, ADDRESSES)
-    view = View(Running(Roster(SPEC), world, frozenset({0, 1})))
+    view = View(Running(AgentRegistry(SPEC), world, frozenset({0, 1})))
     view.activity = {
         0: NodeActive(0, 107, {"loss": 0.5}, watched_s=9.0),
         1: NodeActive(1, 3, {"loss": 0.25}, watched_s=2.0, rows_s=0.5, others_s=1.5),
@@ -52,11 +52,11 @@ def test_what_was_reported_before_a_restart_is_not_told_after_it() -> None:
     ("state", "words"),
     [
         (RUNNING, ["in map_fun", "in map_fun", "preparing"]),
-        (Gathering(Roster(FED, SEATS), 0, 0.0), ["starting", "gathering", "starting"]),
+        (Gathering(AgentRegistry(FED, AGENTS), 0, 0.0), ["starting", "gathering", "starting"]),
         (replace(RUNNING, returned=RETURNED), ["in map_fun", "returned", "preparing"]),
-        (Finished(Roster(FED), WORLD, RETURNED), ["stopped", "returned", "stopped"]),
-        (Failed(Roster(FED), (FAILURE,)), ["stopped", "failed", "stopped"]),
-        (Stopping(Roster(FED), RUNNING, 0.0), ["stopping"] * 3),
+        (Finished(AgentRegistry(FED), WORLD, RETURNED), ["stopped", "returned", "stopped"]),
+        (Failed(AgentRegistry(FED), (FAILURE,)), ["stopped", "failed", "stopped"]),
+        (Stopping(AgentRegistry(FED), RUNNING, 0.0), ["stopping"] * 3),
         (Stopped(replace(RUNNING, returned=RETURNED)), ["stopped", "returned", "stopped"]),
     ],
 )
@@ -72,7 +72,7 @@ def told(seen: Seen, state: Any) -> list[tuple[str, tuple[Place, ...], str, bool
 def test_state_is_told_once_and_all_of_it_to_who_comes_late() -> None:
     places = tuple(Place(m.node.node_id, m.rank, m.host) for m in WORLD.members)
     seen, stopped = Seen("c"), Stopped(replace(RUNNING, returned=RETURNED))
-    assert told(seen, Gathering(Roster(FED, SEATS), 0, 0.0)) == [
+    assert told(seen, Gathering(AgentRegistry(FED, AGENTS), 0, 0.0)) == [
         ("gathering", (), "Gathering", False)
     ]
     assert told(seen, RUNNING) == [("running", places, "Running", False)]
@@ -82,6 +82,8 @@ def test_state_is_told_once_and_all_of_it_to_who_comes_late() -> None:
 
 
 def test_cluster_that_all_agents_have_left_is_over() -> None:
-    seen, finished = Seen("c"), Finished(Roster(FED, SEATS), WORLD, RETURNED)
+    seen, finished = Seen("c"), Finished(AgentRegistry(FED, AGENTS), WORLD, RETURNED)
     assert [is_over for *_, is_over in told(seen, finished)] == [False]
-    assert [is_over for *_, is_over in told(seen, replace(finished, roster=Roster(FED)))] == [True]
+    assert [
+        is_over for *_, is_over in told(seen, replace(finished, registry=AgentRegistry(FED)))
+    ] == [True]

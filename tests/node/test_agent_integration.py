@@ -26,7 +26,7 @@ from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.lifecycle.state import Roster
+from sparkdl.driver.lifecycle.state import AgentRegistry
 from sparkdl.driver.view import View
 from sparkdl.node.context import NodeContext
 from sparkdl.node.spec import AgentSpec, StatusLine, start_agent
@@ -161,7 +161,7 @@ def test_agent_dies_with_what_it_serves(node: NewNode, goes: str) -> None:
 
 
 def is_detached(view: View) -> bool:
-    agents = getattr(view.state, "roster", Roster(SPEC)).agents
+    agents = getattr(view.state, "registry", AgentRegistry(SPEC)).agents
     return any(agent.is_detached for agent in agents.values())
 
 

@@ -49,7 +49,7 @@ class Agent:
 
 
 @dataclass(frozen=True)
-class Roster:
+class AgentRegistry:
     """The connected agents: one per node id, and standbys that wait for a node to be lost.
 
     Attributes:
@@ -81,22 +81,22 @@ class Roster:
     def wanted(self) -> tuple[NodeSpec, ...]:
         return tuple(sorted(self.missing(), key=lambda node: node.role.is_expendable))
 
-    def detached(self, agent_id: str) -> Roster:
+    def detached(self, agent_id: str) -> AgentRegistry:
         node_id = self.node_of(agent_id)
         if node_id is None:
             return self
         agent = replace(self.agents[node_id], is_detached=True)
         return replace(self, agents={**self.agents, node_id: agent})
 
-    def seated(self, agent: Agent) -> Roster:
+    def with_agent(self, agent: Agent) -> AgentRegistry:
         """Give the agent its node, or make it a standby if the node has a living agent."""
         node_id = agent.hello.node_id
         if node_id in self.agents or not 0 <= node_id < len(self.spec.nodes):
             return replace(self, standbys=(*self.standbys, agent))
         return replace(self, agents={**self.agents, node_id: agent})
 
-    def without(self, agent_id: str) -> Roster:
-        """Remove an agent; a standby for the same node takes its seat."""
+    def without_agent(self, agent_id: str) -> AgentRegistry:
+        """Remove an agent; a standby for the same node takes its node."""
         node_id = self.node_of(agent_id)
         if node_id is None:
             standbys = tuple(a for a in self.standbys if a.agent_id != agent_id)
@@ -111,7 +111,7 @@ class Roster:
             agents[node_id] = successor
         return replace(self, agents=agents, standbys=standbys)
 
-    def offering(self, agent_id: str, offer: Offer | None) -> Roster:
+    def with_offer(self, agent_id: str, offer: Offer | None) -> AgentRegistry:
         node_id = self.node_of(agent_id)
         if node_id is not None:
             agent = replace(self.agents[node_id], offer=offer)
@@ -159,7 +159,7 @@ class Gathering:
         problem: why the last attempt to bring nodes back has failed.
     """
 
-    roster: Roster
+    registry: AgentRegistry
     generation: int
     deadline_s: float
     failures: tuple[Failure, ...] = ()
@@ -178,7 +178,7 @@ class Running:
         left: failed nodes without which the training continues.
     """
 
-    roster: Roster
+    registry: AgentRegistry
     world: World
     in_map_fun: frozenset[int] = frozenset()
     returned: Mapping[int, ChildReturned] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class Running:
 class Failing:
     """Something failed a moment ago; other failures are awaited until `deadline_s`."""
 
-    roster: Roster
+    registry: AgentRegistry
     world: World
     returned: Mapping[int, ChildReturned]
     failures: tuple[Failure, ...]
@@ -201,7 +201,7 @@ class Failing:
 class Finished:
     """Every node that finishes the job has returned. Agents stay until `deadline_s`, then go."""
 
-    roster: Roster
+    registry: AgentRegistry
     world: World
     returned: Mapping[int, ChildReturned]
     deadline_s: float = math.inf
@@ -211,7 +211,7 @@ class Finished:
 class Failed:
     """The cluster has failed. Agents stay until `deadline_s`, then go."""
 
-    roster: Roster
+    registry: AgentRegistry
     failures: tuple[Failure, ...]
     problem: SparkdlError | None = None
     returned: Mapping[int, ChildReturned] = field(default_factory=dict)
@@ -224,7 +224,7 @@ class Failed:
 class Stopping:
     """Agents have been asked to stop; `before` is the state in which the stop came."""
 
-    roster: Roster
+    registry: AgentRegistry
     before: Any
     deadline_s: float
 
@@ -238,8 +238,8 @@ class Stopped:
     deadline_s: float = math.inf
 
 
-WithRoster = Gathering | Running | Failing | Finished | Failed | Stopping
-State = WithRoster | Stopped
+WithAgents = Gathering | Running | Failing | Finished | Failed | Stopping
+State = WithAgents | Stopped
 
 
 @dataclass(frozen=True)
@@ -373,13 +373,13 @@ class ForgetTask:
 
 Action = Send | Report | Warn | Relaunch | Release | ForgetTask
 S = TypeVar("S", bound=State)
-R = TypeVar("R", bound=WithRoster)
+R = TypeVar("R", bound=WithAgents)
 Step = tuple[S, list[Action]]
 """The return type of handlers: `Step[Running | Failing]` if the next state is one of these."""
 
 
 def status_of(state: Any) -> str:
-    history = getattr(getattr(before_stop(state), "roster", None), "history", None)
+    history = getattr(getattr(before_stop(state), "registry", None), "history", None)
     if history is None or history.cause is None:
         return type(state).__name__
     number, cause = len(history.restarts_s), history.cause.headline().splitlines()[0]
@@ -398,7 +398,7 @@ def has_ended(state: Any) -> bool:
 def is_empty(state: Any) -> bool:
     """Whether the cluster has ended, by itself or not, and its agents with it."""
     is_over = isinstance(state, (Finished, Failed))
-    return isinstance(state, Stopped) or (is_over and not state.roster.is_anybody_there)
+    return isinstance(state, Stopped) or (is_over and not state.registry.is_anybody_there)
 
 
 def before_stop(state: Any) -> Any:
@@ -417,14 +417,14 @@ def generation_of(state: Any) -> int | None:
 
 
 def agents_of(state: Any) -> Mapping[int, Agent]:
-    roster: Roster | None = getattr(state, "roster", None)
-    return roster.agents if roster else {}
+    registry: AgentRegistry | None = getattr(state, "registry", None)
+    return registry.agents if registry else {}
 
 
 def node_failure(
     state: Running | Failing, node_id: int, kind: FailureKind, message: str, time_s: float
 ) -> Failure:
-    member, agent = state.world.member(node_id), state.roster.agents.get(node_id)
+    member, agent = state.world.member(node_id), state.registry.agents.get(node_id)
     return Failure(
         node=member.node.name,
         kind=kind,

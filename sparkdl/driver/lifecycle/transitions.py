@@ -29,6 +29,7 @@ from sparkdl.driver.lifecycle.state import (
     AgentJoined,
     AgentLeft,
     AgentOffered,
+    AgentRegistry,
     CheckpointMade,
     ChildBroke,
     ChildEntered,
@@ -46,7 +47,6 @@ from sparkdl.driver.lifecycle.state import (
     Relaunch,
     Release,
     Report,
-    Roster,
     Running,
     S,
     Send,
@@ -67,8 +67,8 @@ def begin(
     now_s: float,
     checkpoint: CheckpointRef | None = None,
 ) -> Gathering:
-    roster = Roster(spec, checkpoint=checkpoint)
-    return Gathering(roster, 0, now_s + spec.settings.start_timeout_s)
+    registry = AgentRegistry(spec, checkpoint=checkpoint)
+    return Gathering(registry, 0, now_s + spec.settings.start_timeout_s)
 
 
 def step(state: State, event: Event, now_s: float) -> Step[State]:
@@ -76,102 +76,103 @@ def step(state: State, event: Event, now_s: float) -> Step[State]:
     return transition(TRANSITIONS, state, event, now_s)
 
 
-def _to_all(roster: Roster, message: ToAgent, standbys: bool = False) -> list[Action]:
-    agents = [*roster.agents.values(), *(roster.standbys if standbys else ())]
+def _to_all(registry: AgentRegistry, message: ToAgent, standbys: bool = False) -> list[Action]:
+    agents = [*registry.agents.values(), *(registry.standbys if standbys else ())]
     return [Send(agent.agent_id, message) for agent in agents]
 
 
 def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering | Running]:
     """Begin the world if every node has offered a child for this generation."""
-    roster = state.roster
+    registry = state.registry
     if state.is_growth:
-        offers = [agent.offer for agent in roster.agents.values()]
+        offers = [agent.offer for agent in registry.agents.values()]
         have_all = all(offer and offer.generation == state.generation for offer in offers)
         may_be_small = may_be_small or have_all
-    world = roster.world(state.generation, may_be_small)
+    world = registry.world(state.generation, may_be_small)
     if world is None:
         return state, []
-    names = {node.name for node in roster.spec.nodes} - {m.node.name for m in world.members}
-    size = f"{world.size} of {len(roster.spec.nodes)}" if names else f"{world.size}"
+    names = {node.name for node in registry.spec.nodes} - {m.node.name for m in world.members}
+    size = f"{world.size} of {len(registry.spec.nodes)}" if names else f"{world.size}"
     hosts = count(len({member.host for member in world.members}), "host")
     text = f"generation {world.generation} started with {size} nodes on {hosts}"
     members = {member.node.node_id for member in world.members}
-    message = Begin(world, roster.resume)  # one for all: it is long, and is encoded once
+    message = Begin(world, registry.resume)  # one for all: it is long, and is encoded once
     begins: list[Action] = [
         Send(agent.agent_id, message)
-        for node_id, agent in roster.agents.items()
+        for node_id, agent in registry.agents.items()
         if node_id in members
     ]
-    running = Running(roster, world)
-    begins += _detach(roster)
+    running = Running(registry, world)
+    begins += _detach(registry)
     if not names:
         return running, [Report(text), *begins]
     return running, [Warn(f"{text} (missing: {listed(sorted(names))})"), *begins]
 
 
 def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step[Gathering]:
-    """Seat the agent; it brings a child for generation 0, so ask for a later one."""
+    """Register the agent; it brings a child for generation 0, so ask for a later one."""
     if _is_too_many(state, event):
         return _refused(state, event)
-    gathering = replace(state, roster=state.roster.seated(Agent(event.hello)))
+    gathering = replace(state, registry=state.registry.with_agent(Agent(event.hello)))
     if state.generation == 0:
         return gathering, []
     return gathering, [Send(event.hello.agent_id, NewRound(state.generation))]
 
 
 def _gathering_left(state: Gathering, event: AgentLeft, now_s: float) -> Step[Gathering | Running]:
-    # A standby that has offered may take the seat, and may be all that the round waits for.
-    after, actions = _try_begin(replace(state, roster=state.roster.without(event.agent_id)))
+    # A standby that has offered may become the node, and may be all that the round waits for.
+    registry = state.registry.without_agent(event.agent_id)
+    after, actions = _try_begin(replace(state, registry=registry))
     return after, [*actions, *_relaunch(after)]
 
 
 def _gathering_offered(
     state: Gathering, event: AgentOffered, now_s: float
 ) -> Step[Gathering | Running]:
-    return _try_begin(replace(state, roster=state.roster.offering(event.agent_id, event.offer)))
+    return _try_begin(_offered(state, event, now_s)[0])
 
 
 def _gathering_broke(state: Gathering, event: ChildBroke, now_s: float) -> Step[Gathering | Failed]:
     if event.message.generation != state.generation:
         return state, []
-    if state.roster.node_of(event.agent_id) is None:
+    if state.registry.node_of(event.agent_id) is None:
         return _standby_broke(state, event, now_s)
     return _decide(state, (event.message.failure,), now_s)
 
 
 def _standby_broke(state: R, event: ChildBroke, now_s: float) -> Step[R]:
     """Forget what a standby offered: it harms no node, and cannot begin before the next round."""
-    return replace(state, roster=state.roster.offering(event.agent_id, None)), []
+    return replace(state, registry=state.registry.with_offer(event.agent_id, None)), []
 
 
 def _gathering_expired(
     state: Gathering, event: DeadlinePassed, now_s: float
 ) -> Step[Gathering | Running | Failed]:
-    roster = state.roster
+    registry = state.registry
     after, actions = _try_begin(state, may_be_small=state.world is not None)
     if isinstance(after, Running):
         return after, actions
-    stops = _stop_children(roster, state.generation)
-    leaves_s = now_s + roster.spec.settings.stay_s
-    missing = _named(roster.missing())
+    stops = _stop_children(registry, state.generation)
+    leaves_s = now_s + registry.spec.settings.stay_s
+    missing = _named(registry.missing())
     if state.failures:
         why = f" The last attempt: {state.problem}" if state.problem else ""
-        recovery = roster.spec.settings.recovery
+        recovery = registry.spec.settings.recovery
         note = (
             f"{state.reason}; but {missing or 'not all children'} did not come back within "
             f"Recovery(wait_s={recovery.wait_s:g}), and min_nodes={recovery.min_nodes}. See the "
             f"Spark UI for free slots and executors.{why}"
         )
-        return Failed(roster, state.failures, None, {}, state.world, note, leaves_s), stops
-    total = len(roster.spec.nodes)
-    timeout_s = roster.spec.settings.start_timeout_s
+        return Failed(registry, state.failures, None, {}, state.world, note, leaves_s), stops
+    total = len(registry.spec.nodes)
+    timeout_s = registry.spec.settings.start_timeout_s
     problem = ReservationTimeoutError(
-        f"{total - len(roster.missing())} of {total} nodes came up within {timeout_s:g} s; "
+        f"{total - len(registry.missing())} of {total} nodes came up within {timeout_s:g} s; "
         f"missing: {missing or 'none, but not all children started'}. Their Spark tasks are "
         "waiting for a free slot or cannot reach the driver; see the Spark UI, free slots or ask "
         "for fewer nodes, or raise Startup(timeout_s=…)"
     )
-    return Failed(roster, (), problem, deadline_s=leaves_s), stops
+    return Failed(registry, (), problem, deadline_s=leaves_s), stops
 
 
 def _named(nodes: Sequence[NodeSpec]) -> str:
@@ -182,13 +183,13 @@ def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step[Ga
     """Fail before the first world; later, bring the missing nodes back by another job."""
     if _has_begun(state):
         return replace(state, problem=event.problem), _relaunch(state)
-    leaves_s = now_s + state.roster.spec.settings.stay_s
-    failed = Failed(state.roster, (), event.problem, deadline_s=leaves_s)
-    return failed, _stop_children(state.roster, state.generation)
+    leaves_s = now_s + state.registry.spec.settings.stay_s
+    failed = Failed(state.registry, (), event.problem, deadline_s=leaves_s)
+    return failed, _stop_children(state.registry, state.generation)
 
 
 def _running_entered(state: Running, event: ChildEntered, now_s: float) -> Step[Running]:
-    node_id = state.roster.node_of(event.agent_id)
+    node_id = state.registry.node_of(event.agent_id)
     if node_id is None or event.message.generation != state.world.generation:
         return state, []
     return replace(state, in_map_fun=state.in_map_fun | {node_id}), []
@@ -197,7 +198,7 @@ def _running_entered(state: Running, event: ChildEntered, now_s: float) -> Step[
 def _running_returned(
     state: Running, event: ChildGaveResult, now_s: float
 ) -> Step[Running | Finished]:
-    node_id = state.roster.node_of(event.agent_id)
+    node_id = state.registry.node_of(event.agent_id)
     if node_id is None or event.message.generation != state.world.generation:
         return state, []
     returned = {**state.returned, node_id: event.message}
@@ -217,31 +218,31 @@ def _running_returned(
     # Nodes that do not finish the job (ps, evaluator) do not return by themselves.
     helpers = [
         Send(agent.agent_id, StopChild(agent.offer.generation if agent.offer else 0))
-        for node, agent in state.roster.agents.items()
+        for node, agent in state.registry.agents.items()
         if node not in returned
     ]
     report = Report(f"all {len(finishing)} training nodes have returned")
     # TensorBoard runs beside the first node, and is looked at when the training is over.
-    spec = state.roster.spec
+    spec = state.registry.spec
     stay_s = spec.settings.stay_s if spec.tensorboard is None else math.inf
-    finished = Finished(state.roster, state.world, returned, now_s + stay_s)
+    finished = Finished(state.registry, state.world, returned, now_s + stay_s)
     return finished, [*exits, report, *helpers]
 
 
 def _running_broke(state: Running, event: ChildBroke, now_s: float) -> Step[Running | Failing]:
     if event.message.generation != state.world.generation:
         return state, []
-    if state.roster.node_of(event.agent_id) is None:
+    if state.registry.node_of(event.agent_id) is None:
         return _standby_broke(state, event, now_s)
     return _fails(state, event.message.failure, now_s)
 
 
 def _running_left(state: Running, event: AgentLeft, now_s: float) -> Step[Running | Failing]:
     failure = _lost(state, event)
-    left = replace(state, roster=state.roster.without(event.agent_id))
+    left = replace(state, registry=state.registry.without_agent(event.agent_id))
     after, actions = _fails(left, failure, now_s) if failure else (left, [])
-    if isinstance(after, Running):  # a standby may have the seat now
-        actions = [*actions, *_detach(after.roster)]
+    if isinstance(after, Running):  # a standby may be the node now
+        actions = [*actions, *_detach(after.registry)]
     return after, actions
 
 
@@ -252,15 +253,15 @@ def _running_blamed(state: Running, event: NodesBlamed, now_s: float) -> Step[Ru
 
 
 def _joined(state: U, event: AgentJoined, now_s: float) -> Step[U]:
-    """Seat the agent, and detach it now if feeding needs its slot, not when its world begins."""
+    """Register the agent; detach it now if feeding needs its slot, not when its world begins."""
     if _is_too_many(state, event):
         return _refused(state, event)
-    seated = replace(state, roster=state.roster.seated(Agent(event.hello)))
-    return seated, _detach(seated.roster, event.hello.agent_id)
+    registered = replace(state, registry=state.registry.with_agent(Agent(event.hello)))
+    return registered, _detach(registered.registry, event.hello.agent_id)
 
 
 def _offered(state: R, event: AgentOffered, now_s: float) -> Step[R]:
-    return replace(state, roster=state.roster.offering(event.agent_id, event.offer)), []
+    return replace(state, registry=state.registry.with_offer(event.agent_id, event.offer)), []
 
 
 def _fails(state: Running, failure: Failure, now_s: float) -> Step[Running | Failing]:
@@ -268,13 +269,13 @@ def _fails(state: Running, failure: Failure, now_s: float) -> Step[Running | Fai
 
 
 def _failing(state: Running, failures: tuple[Failure, ...], now_s: float) -> Failing:
-    failing = Failing(state.roster, state.world, state.returned, failures, math.inf)
+    failing = Failing(state.registry, state.world, state.returned, failures, math.inf)
     return replace(failing, deadline_s=_settled_s(failing, now_s))
 
 
 def _settled_s(state: Failing, now_s: float) -> float:
     """Return until when to wait for other failures."""
-    settings = state.roster.spec.settings
+    settings = state.registry.spec.settings
     cause = min(state.failures, key=lambda failure: failure.order)
     # A SIGKILL explains a restart: no failure of another node sends one.
     if cause.signal_number == signal.SIGKILL and settings.can_restart:
@@ -294,46 +295,46 @@ def _running_checkpoint(
     """Note it; nodes that came meanwhile take part from here on."""
     if event.ref.generation != state.world.generation:
         return state, []
-    roster = replace(state.roster, checkpoint=event.ref)
+    registry = replace(state.registry, checkpoint=event.ref)
     members = {member.node.node_id for member in state.world.members}
-    newcomers = sorted(roster.agents.keys() - members)
+    newcomers = sorted(registry.agents.keys() - members)
     # A node that has returned would have to train again.
     if state.returned:
-        return replace(state, roster=roster), []
+        return replace(state, registry=registry), []
     if not newcomers:
-        return replace(state, roster=roster), _relaunch(replace(state, roster=roster))
-    names = listed([roster.spec.nodes[node_id].name for node_id in newcomers])
+        return replace(state, registry=registry), _relaunch(replace(state, registry=registry))
+    names = listed([registry.spec.nodes[node_id].name for node_id in newcomers])
     reason = f"{names} came back: restarting at step {event.ref.step}"
     gathering = Gathering(
-        roster,
+        registry,
         state.world.generation + 1,
-        now_s + roster.spec.settings.recovery.wait_s,
+        now_s + registry.spec.settings.recovery.wait_s,
         reason=reason,
         world=state.world,
         is_growth=True,
     )
-    rounds = _to_all(roster, NewRound(gathering.generation), True)
+    rounds = _to_all(registry, NewRound(gathering.generation), True)
     return gathering, [Report(reason), *rounds]
 
 
 def _failing_broke(state: Failing, event: ChildBroke, now_s: float) -> Step[Failing]:
     if event.message.generation != state.world.generation:
         return state, []
-    if state.roster.node_of(event.agent_id) is None:
+    if state.registry.node_of(event.agent_id) is None:
         return _standby_broke(state, event, now_s)
     return _failed_as_well(state, event.message.failure, now_s), []
 
 
 def _failing_left(state: Failing, event: AgentLeft, now_s: float) -> Step[Failing]:
     failure = _lost(state, event)
-    after = replace(state, roster=state.roster.without(event.agent_id))
+    after = replace(state, registry=state.registry.without_agent(event.agent_id))
     if failure is None or any(known.node_id == failure.node_id for known in state.failures):
         return after, []
     return _failed_as_well(after, failure, now_s), []
 
 
 def _failed_as_well(state: Failing, failure: Failure, now_s: float) -> Failing:
-    if not state.roster.spec.nodes[failure.node_id].role.is_needed:
+    if not state.registry.spec.nodes[failure.node_id].role.is_needed:
         return state
     return _sooner(replace(state, failures=(*state.failures, failure)), now_s)
 
@@ -343,7 +344,7 @@ def _sooner(state: Failing, now_s: float) -> Failing:
 
 
 def _failing_returned(state: Failing, event: ChildGaveResult, now_s: float) -> Step[Failing]:
-    node_id = state.roster.node_of(event.agent_id)
+    node_id = state.registry.node_of(event.agent_id)
     if node_id is None or event.message.generation != state.world.generation:
         return state, []
     returned = {**state.returned, node_id: event.message}
@@ -353,7 +354,7 @@ def _failing_returned(state: Failing, event: ChildGaveResult, now_s: float) -> S
 def _failing_checkpoint(state: Failing, event: CheckpointMade, now_s: float) -> Step[Failing]:
     if event.ref.generation != state.world.generation:
         return state, []
-    return replace(state, roster=replace(state.roster, checkpoint=event.ref)), []
+    return replace(state, registry=replace(state.registry, checkpoint=event.ref)), []
 
 
 def _failing_settled(
@@ -366,17 +367,17 @@ def _decide(
     state: Gathering | Failing, failures: tuple[Failure, ...], now_s: float
 ) -> Step[Gathering | Failed]:
     """Fail, or begin another round with the nodes that are left, and bring back the others."""
-    roster, world, settings = state.roster, state.world, state.roster.spec.settings
-    history = roster.history
+    registry, world, settings = state.registry, state.world, state.registry.spec.settings
+    history = registry.history
     generation = state.world.generation if isinstance(state, Failing) else state.generation
     decision = decide(failures, history, settings, now_s)
     cause = min(failures, key=lambda failure: failure.order)
     if isinstance(decision, Fail):
         returned = state.returned if isinstance(state, Failing) else {}
         end_s = now_s + settings.stay_s
-        failed = Failed(roster, failures, None, returned, world, decision.reason, end_s)
+        failed = Failed(registry, failures, None, returned, world, decision.reason, end_s)
         # Each agent gets this text for its feeders, so it has no lines of the log.
-        return failed, _stop_children(roster, generation, replace(cause, log_tail=()).describe())
+        return failed, _stop_children(registry, generation, replace(cause, log_tail=()).describe())
     if isinstance(decision, Retry):
         history = replace(history, port_retries=history.port_retries + 1)
         deadline_s = now_s + settings.start_timeout_s
@@ -388,14 +389,14 @@ def _decide(
         deadline_s = now_s + settings.recovery.wait_s
         said = Warn(decision.reason)
     gathering = Gathering(
-        replace(roster, history=history),
+        replace(registry, history=history),
         generation + 1,
         deadline_s,
         failures,
         decision.reason,
         world,
     )
-    rounds = _to_all(roster, NewRound(generation + 1), True)  # a standby may get a seat in it
+    rounds = _to_all(registry, NewRound(generation + 1), True)  # a standby may become a node
     return gathering, [said, *rounds, *_relaunch(gathering)]
 
 
@@ -404,38 +405,38 @@ def _ending_joined(state: S, event: AgentJoined, now_s: float) -> Step[S]:
     return state, [Send(event.hello.agent_id, Stop(0.0))]
 
 
-def _roster_left(state: R, event: AgentLeft, now_s: float) -> Step[R]:
-    after = replace(state, roster=state.roster.without(event.agent_id))
-    is_last = state.roster.is_anybody_there and not after.roster.is_anybody_there
+def _without_agent(state: R, event: AgentLeft, now_s: float) -> Step[R]:
+    after = replace(state, registry=state.registry.without_agent(event.agent_id))
+    is_last = state.registry.is_anybody_there and not after.registry.is_anybody_there
     return after, [Release()] if is_last and math.isinf(state.deadline_s) else []
 
 
 def _let_go(state: R, event: DeadlinePassed, now_s: float) -> Step[R]:
     """Let the agents go; each stays until its results have been read."""
-    roster, after = state.roster, replace(state, deadline_s=math.inf)
-    stop = Stop(roster.spec.settings.grace_s, is_patient=True)
-    stops = _to_all(roster, stop, standbys=True)
+    registry, after = state.registry, replace(state, deadline_s=math.inf)
+    stop = Stop(registry.spec.settings.grace_s, is_patient=True)
+    stops = _to_all(registry, stop, standbys=True)
     return after, stops or [Release()]
 
 
 def _stop(state: Any, event: StopAsked, now_s: float) -> Step[Stopping | Stopped]:
-    roster = state.roster
-    if not roster.is_anybody_there:
+    registry = state.registry
+    if not registry.is_anybody_there:
         return Stopped(state), []
-    stopping = Stopping(roster, state, now_s + event.timeout_s)
+    stopping = Stopping(registry, state, now_s + event.timeout_s)
     stop = Stop(event.grace_s)
-    return stopping, _to_all(roster, stop, standbys=True)
+    return stopping, _to_all(registry, stop, standbys=True)
 
 
 def _stopping_joined(state: Stopping, event: AgentJoined, now_s: float) -> Step[Stopping]:
-    roster = state.roster.seated(Agent(event.hello))
-    return replace(state, roster=roster), [Send(event.hello.agent_id, Stop(0.0))]
+    registry = state.registry.with_agent(Agent(event.hello))
+    return replace(state, registry=registry), [Send(event.hello.agent_id, Stop(0.0))]
 
 
 def _stopping_left(state: Stopping, event: AgentLeft, now_s: float) -> Step[Stopping | Stopped]:
-    roster = state.roster.without(event.agent_id)
-    if roster.is_anybody_there:
-        return replace(state, roster=roster), []
+    registry = state.registry.without_agent(event.agent_id)
+    if registry.is_anybody_there:
+        return replace(state, registry=registry), []
     return Stopped(state.before), []
 
 
@@ -443,21 +444,21 @@ def _stopping_asked(state: Stopping, event: StopAsked, now_s: float) -> Step[Sto
     deadline_s = now_s + event.timeout_s
     if deadline_s >= state.deadline_s:
         return state, []
-    stops = _to_all(state.roster, Stop(event.grace_s), standbys=True)
+    stops = _to_all(state.registry, Stop(event.grace_s), standbys=True)
     return replace(state, deadline_s=deadline_s), stops
 
 
 def _stopping_expired(state: Stopping, event: DeadlinePassed, now_s: float) -> Step[Stopped]:
-    nodes = state.roster.spec.nodes
-    return Stopped(state.before, tuple(nodes[n].name for n in state.roster.agents)), []
+    nodes = state.registry.spec.nodes
+    return Stopped(state.before, tuple(nodes[n].name for n in state.registry.agents)), []
 
 
-def _stop_children(roster: Roster, generation: int, reason: str = "") -> list[Action]:
-    return _to_all(roster, StopChild(generation, reason), standbys=True)
+def _stop_children(registry: AgentRegistry, generation: int, reason: str = "") -> list[Action]:
+    return _to_all(registry, StopChild(generation, reason), standbys=True)
 
 
 def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
-    node_id = state.roster.node_of(event.agent_id)
+    node_id = state.registry.node_of(event.agent_id)
     if node_id is None or not state.world.has(node_id):
         return None
     return node_failure(state, node_id, "lost", event.reason, event.wall_s)
@@ -473,7 +474,7 @@ def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
 
 def _continues_without(state: Running, failure: Failure) -> Step[Running] | None:
     """Return the next state if the others continue; `None` if this failure affects all nodes."""
-    node = state.roster.spec.nodes[failure.node_id]
+    node = state.registry.spec.nodes[failure.node_id]
     if node.role.is_needed:
         return None
     after = replace(
@@ -486,7 +487,7 @@ def _relaunch(state: State) -> list[Action]:
     if not isinstance(state, (Gathering, Running)) or not _has_begun(state):
         return []
     left = state.left if isinstance(state, Running) else ()
-    wanted = tuple(node for node in state.roster.wanted() if node.node_id not in left)
+    wanted = tuple(node for node in state.registry.wanted() if node.node_id not in left)
     return [Relaunch(wanted)] if wanted else []
 
 
@@ -494,7 +495,7 @@ def _has_begun(state: Gathering | Running) -> bool:
     """Whether nodes that are missing were there before, and are to come back."""
     # Until the first world the job of the launch itself still brings the missing nodes.
     is_first = isinstance(state, Gathering) and not state.failures and state.world is None
-    return not is_first and state.roster.spec.settings.can_restart
+    return not is_first and state.registry.spec.settings.can_restart
 
 
 def _is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> bool:
@@ -504,8 +505,8 @@ def _is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> bo
     Spark kills an executor while its tasks end in order: Spark repeats some of them, and a relaunch
     brings the same nodes.
     """
-    roster, node_id = state.roster, event.hello.node_id
-    holder = roster.agents.get(node_id)
+    registry, node_id = state.registry, event.hello.node_id
+    holder = registry.agents.get(node_id)
     if holder is None:
         return False
     return holder.is_detached or holder.hello.task != event.hello.task
@@ -513,17 +514,17 @@ def _is_too_many(state: Gathering | Running | Failing, event: AgentJoined) -> bo
 
 def _refused(state: R, event: AgentJoined) -> Step[R]:
     """Stop a surplus agent in order, so that Spark does not repeat its task."""
-    hello, nodes = event.hello, state.roster.spec.nodes
+    hello, nodes = event.hello, state.registry.spec.nodes
     task = [ForgetTask(nodes[hello.node_id])] if 0 <= hello.node_id < len(nodes) else []
     return state, [Send(hello.agent_id, Stop(0.0)), *task]
 
 
-def _detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
+def _detach(registry: AgentRegistry, agent_id: str | None = None) -> list[Action]:
     """Make one agent or all give their slots back, if the placement is detached."""
     return [
         Send(agent.agent_id, Detach())
-        for agent in roster.agents.values()
-        if roster.spec.placement == "detached" and agent.holds_slot
+        for agent in registry.agents.values()
+        if registry.spec.placement == "detached" and agent.holds_slot
         if agent_id in (None, agent.agent_id)
     ]
 
@@ -533,13 +534,13 @@ def _detached(state: R, event: AgentDetached, now_s: float) -> Step[R]:
 
     They are not stopped earlier: when the first attempt of a task has ended, Spark ends the others.
     """
-    node_id = state.roster.node_of(event.agent_id)
+    node_id = state.registry.node_of(event.agent_id)
     if node_id is None:
         return state, []
-    roster = state.roster.detached(event.agent_id)
-    idle = [agent for agent in roster.standbys if agent.hello.node_id == node_id]
+    registry = state.registry.detached(event.agent_id)
+    idle = [agent for agent in registry.standbys if agent.hello.node_id == node_id]
     ends = [Send(agent.agent_id, Stop(0.0)) for agent in idle]
-    return replace(state, roster=roster), [ForgetTask(roster.spec.nodes[node_id]), *ends]
+    return replace(state, registry=registry), [ForgetTask(registry.spec.nodes[node_id]), *ends]
 
 
 _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
@@ -556,7 +557,7 @@ _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
 _DECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     **dict.fromkeys((*_UNDECIDED, ChildBroke), stay),
     AgentJoined: _ending_joined,
-    AgentLeft: _roster_left,
+    AgentLeft: _without_agent,
     DeadlinePassed: _let_go,
     StopAsked: _stop,
 }

@@ -89,5 +89,5 @@ def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
 
 
 def has_checkpoint(view: View, step: int) -> bool:
-    made = view.state.roster.checkpoint if isinstance(view.state, Running) else None
+    made = view.state.registry.checkpoint if isinstance(view.state, Running) else None
     return made is not None and made.step >= step

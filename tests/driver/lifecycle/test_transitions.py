@@ -258,7 +258,7 @@ def missed(play: Play) -> str:
     actions = play.expire()
     assert isinstance(play.state, states.Failed)
     assert isinstance(play.state.problem, ReservationTimeoutError)
-    assert sent(actions, msg.StopChild) == [a.agent_id for a in play.state.roster.agents.values()]
+    assert sent(actions, msg.StopChild) == [a.agent_id for a in play.state.registry.agents.values()]
     return str(play.state.problem)
 
 
@@ -315,8 +315,8 @@ def test_cluster_that_is_over_lets_its_agents_go_and_then_its_slots(end: str) ->
 def test_finished_cluster_whose_tensorboard_is_looked_at_stays_until_it_is_stopped() -> None:
     play = Play()
     assert isinstance(play.state, states.Running)
-    roster = replace(play.state.roster, spec=replace(play.spec, tensorboard=""))
-    play.state = replace(play.state, roster=roster)
+    registry = replace(play.state.registry, spec=replace(play.spec, tensorboard=""))
+    play.state = replace(play.state, registry=registry)
     play.say(*(states.ChildGaveResult(i, msg.ChildReturned(0, b"")) for i in "abc"))
     assert isinstance(play.state, states.Finished)
     assert math.isinf(play.state.deadline_s)
@@ -530,14 +530,14 @@ def validate(play: Play, asked: set[str]) -> None:
     state, spec = play.state, play.spec
     assert not isinstance(state, states.Stopped)
     if isinstance(state, states.Running):
-        roster = state.roster
-        seats = roster.agents.values()
-        holders = {a.agent_id for a in seats if a.holds_slot}
+        registry = state.registry
+        agents = registry.agents.values()
+        holders = {a.agent_id for a in agents if a.holds_slot}
         assert spec.placement == "attached" or holders <= asked
         assert {n.name for n in spec.nodes if not n.role.is_expendable} <= set(play.names)
         assert len(play.names) >= (spec.settings.recovery.min_nodes or len(spec.nodes) - 1)
         for member in state.world.members:
-            assert not member.role.is_needed or member.node.node_id in state.roster.agents
+            assert not member.role.is_needed or member.node.node_id in state.registry.agents
 
 
 @given(st.data())
@@ -552,6 +552,6 @@ def test_whatever_happens_rounds_count_up_and_only_who_is_there_is_spoken_to(
         assert {a.agent_id for a in play.actions if isinstance(a, states.Send)} <= chance.here
         before, generation = generation, generation_of(play.state, generation)
         assert before <= generation
-        assert len(play.state.roster.history.restarts_s) <= generation  # type: ignore[union-attr]
+        assert len(play.state.registry.history.restarts_s) <= generation  # type: ignore[union-attr]
         asked.update(sent(play.actions, msg.Detach))
         validate(play, asked)
