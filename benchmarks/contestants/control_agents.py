@@ -24,7 +24,14 @@ from websockets.frames import Frame, Opcode
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.lease import agent_keep_alive
-from sparkdl.control.messages import ChildRunning, FeedProgress, FromAgent, Hello, Offer, encode
+from sparkdl.control.messages import (
+    ChildReady,
+    ChildRunning,
+    FeedProgress,
+    FromAgent,
+    Hello,
+    encode,
+)
 from sparkdl.control.rows import FeedCount, Given
 from sparkdl.core.options import Recovery
 from sparkdl.core.settings import Settings
@@ -178,8 +185,8 @@ class Agents:
         host = f"10.{node // _PER_HOST >> 8}.{node // _PER_HOST & 255}.17"
         uri = f"grpc://{host}:{random.randrange(32768, 61000)}"
         hello = Hello(node, "", f"{node:032x}", host, 1000 + node, uri, "task")
-        offer = Offer(0, random.randrange(32768, 61000))
-        self._send(agent, framed(hello) + framed(offer))
+        child = ChildReady(0, random.randrange(32768, 61000))
+        self._send(agent, framed(hello) + framed(child))
         self._take(agent, b"")
 
     def _take(self, agent: Agent, data: bytes) -> None:

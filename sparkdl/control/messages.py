@@ -4,8 +4,8 @@ Runs in: driver, agent
 
     agent                                   coordinator
       │  Hello ───────────────────────────────▶│   once per connection, first; or `Refused`, alone
-      │  Offer(generation, port) ─────────────▶│   a child is coming up, its port is held
-      │◀──────────────────────── Begin(world)  │   when every node has offered
+      │  ChildReady(generation, port) ────────▶│   a child is coming up, its port is held
+      │◀──────────────────────── Begin(world)  │   when every node has a ready child
       │  ChildRunning ────────────────────────▶│   inside map_fun
       │  FeedProgress, NodeActive, LogLines ──▶│
       │  BoardStarted ────────────────────────▶│   from the first node, where it was asked for
@@ -68,7 +68,7 @@ class Refused(Message, frozen=True):
     text: str
 
 
-class Offer(Message, frozen=True):
+class ChildReady(Message, frozen=True):
     """A child for `generation` is coming up, and `port` is held for its framework."""
 
     generation: int
@@ -438,7 +438,7 @@ class Detach(Message, frozen=True):
 FromAgent = (
     Hello
     | Detached
-    | Offer
+    | ChildReady
     | ChildRunning
     | ChildReturned
     | ChildFailed

@@ -215,8 +215,8 @@ class Controller:
     def said(self, agent_id: str, message: msg.FromAgent) -> None:  # noqa: C901, PLR0912 (one case a message)
         node_id = self._node_of(agent_id)
         match message:
-            case msg.Offer():
-                self._handle(states.AgentOffered(agent_id, message))
+            case msg.ChildReady():
+                self._handle(states.AgentReady(agent_id, message))
             case msg.Detached():
                 self._handle(states.AgentDetached(agent_id))
             case msg.ChildRunning():

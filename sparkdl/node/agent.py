@@ -134,7 +134,7 @@ class Agent:
                 case states.Spawn(generation):
                     self._child.restart(generation)
                     self._feeds.reopen(generation)
-                    self._offer()
+                    self._report_ready()
                 case states.StartChild(world, resume):
                     self._child.begin(world, resume)
                     if self._board:
@@ -157,9 +157,9 @@ class Agent:
                     has_failed = not isinstance(outcome, messages.ChildReturned)
                     self._feeds.close(reason, has_failed)
 
-    def _offer(self) -> None:
+    def _report_ready(self) -> None:
         self._observation.begin()
-        self._report(messages.Offer(self._child.generation, self._child.port))
+        self._report(messages.ChildReady(self._child.generation, self._child.port))
 
     def _report(self, message: messages.FromAgent) -> None:
         self._outbox.put_nowait(message)
@@ -285,7 +285,7 @@ class Agent:
         from sparkdl.control.client import CoordinatorClient
 
         self._report(self._hello())  # before anything else
-        self._offer()
+        self._report_ready()
         agent_spec, settings = self._agent_spec, self._spec.settings
         self._client = await CoordinatorClient.connect(
             agent_spec.url,

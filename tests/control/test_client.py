@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.server import serve
 
 from sparkdl.control.client import CoordinatorClient
-from sparkdl.control.messages import FeedEnd, NewRound, Offer, Refused, Stop, encode
+from sparkdl.control.messages import ChildReady, FeedEnd, NewRound, Refused, Stop, encode
 from sparkdl.core.errors import LaunchError, ProtocolError
 from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, hello, on_loop, room
 
@@ -21,10 +21,10 @@ async def test_client_and_server_understand_each_other() -> None:
         client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S)
         client.send(hello("a"))
         for port in range(100):
-            client.send(Offer(0, port))
+            client.send(ChildReady(0, port))
         assert await here.heard.next() == ("joined", "a")
         for port in range(100):
-            assert await here.heard.next() == ("said", "a", Offer(0, port))
+            assert await here.heard.next() == ("said", "a", ChildReady(0, port))
         for message in (NewRound(1), FeedEnd(("x",)), Stop(2.0)):
             here.server.send("a", message)
         inbox = client.messages()
@@ -38,10 +38,10 @@ async def test_what_was_queued_before_close_arrives() -> None:
     async with room() as here:
         client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S)
         client.send(hello("a"))
-        client.send(Offer(3, 4))
+        client.send(ChildReady(3, 4))
         await client.close()
         assert await here.heard.next() == ("joined", "a")
-        assert await here.heard.next() == ("said", "a", Offer(3, 4))
+        assert await here.heard.next() == ("said", "a", ChildReady(3, 4))
         assert (await here.heard.next())[:2] == ("left", "a")
 
 
@@ -65,12 +65,12 @@ async def test_messages_end_with_the_connection_and_sending_on_is_harmless() -> 
         stopping = asyncio.ensure_future(here.server.stop())
         assert [message async for message in client.messages()] == [Stop(0.0)]
         await stopping
-        client.send(Offer(0, 0))
-        client.send(Offer(0, 1))
+        client.send(ChildReady(0, 0))
+        client.send(ChildReady(0, 1))
         await client.close()
 
 
-@pytest.mark.parametrize("word", ["not json", encode(Offer(0, 1)), b"\xff"])
+@pytest.mark.parametrize("word", ["not json", encode(ChildReady(0, 1)), b"\xff"])
 @on_loop
 async def test_a_coordinator_that_says_no_message_is_a_protocol_error(word: str | bytes) -> None:
     async with serve(lambda connection: connection.send(word), LOOPBACK, 0) as server:

@@ -42,8 +42,8 @@ Stalled = Callable[[Room], AbstractAsyncContextManager[Peer]]
 
 async def check_works(here: Room) -> None:
     async with here.agent("good") as good:
-        await good.send(msg.encode(msg.Offer(0, 8080)))
-        assert await here.heard.next() == ("said", "good", msg.Offer(0, 8080))
+        await good.send(msg.encode(msg.ChildReady(0, 8080)))
+        assert await here.heard.next() == ("said", "good", msg.ChildReady(0, 8080))
         here.server.send("good", msg.NewRound(1))
         assert await receive(good) == msg.NewRound(1)
     assert await here.heard.next() == ("left", "good", "its connection closed")
@@ -87,7 +87,7 @@ async def test_without_the_token_the_answer_is_401_and_nobody_is_told(
 @pytest.mark.parametrize(
     "first",
     [
-        msg.encode(msg.Offer(0, 1)),
+        msg.encode(msg.ChildReady(0, 1)),
         msg.encode(msg.Stop(0.0)),
         "",
         "not json",
@@ -118,8 +118,8 @@ async def test_a_second_agent_of_the_same_name_is_refused_and_the_first_stays() 
                 await asyncio.wait_for(second.recv(), SOON_S)
         here.server.send("twin", msg.NewRound(7))
         assert await receive(first) == msg.NewRound(7)
-        await first.send(msg.encode(msg.Offer(7, 1)))
-        assert await here.heard.next() == ("said", "twin", msg.Offer(7, 1))
+        await first.send(msg.encode(msg.ChildReady(7, 1)))
+        assert await here.heard.next() == ("said", "twin", msg.ChildReady(7, 1))
 
 
 # Peers that stall.
@@ -194,8 +194,8 @@ async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_s
         kind, agent_id, why = await here.heard.next()
         assert (kind, agent_id) == ("left", "bad")
         assert re.match(reason, why)
-        await good.send(msg.encode(msg.Offer(0, 1)))
-        assert await here.heard.next() == ("said", "good", msg.Offer(0, 1))
+        await good.send(msg.encode(msg.ChildReady(0, 1)))
+        assert await here.heard.next() == ("said", "good", msg.ChildReady(0, 1))
         here.server.send("good", msg.Stop(1.0))
         assert await receive(good) == msg.Stop(1.0)
 
@@ -220,8 +220,8 @@ async def test_a_frame_that_breaks_the_rules_breaks_only_its_own_connection(
         kind, agent_id, reason = await here.heard.next()
         assert (kind, agent_id) == ("left", "bad")
         assert re.match(f"its connection broke: .*{why}", reason)
-        await good.send(msg.encode(msg.Offer(0, 1)))
-        assert await here.heard.next() == ("said", "good", msg.Offer(0, 1))
+        await good.send(msg.encode(msg.ChildReady(0, 1)))
+        assert await here.heard.next() == ("said", "good", msg.ChildReady(0, 1))
 
 
 @on_loop

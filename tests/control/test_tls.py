@@ -17,7 +17,7 @@ import pytest
 
 from sparkdl.control.auth import fetch_cause
 from sparkdl.control.client import CoordinatorClient
-from sparkdl.control.messages import NewRound, Offer
+from sparkdl.control.messages import ChildReady, NewRound
 from sparkdl.control.tls import Tls, Trust, choose_tls, new_tls
 from sparkdl.core.errors import ConfigError, LaunchError
 from sparkdl.driver.executors.executor import Launch
@@ -100,9 +100,9 @@ async def test_client_and_server_understand_each_other_over_tls(ours: Tls) -> No
         assert here.address.url.startswith("wss://")
         client = await CoordinatorClient.connect(here.address.url, TOKEN, SOON_S, trust=ours.trust)
         client.send(hello("a"))
-        client.send(Offer(0, 1))
+        client.send(ChildReady(0, 1))
         assert await here.heard.next() == ("joined", "a")
-        assert await here.heard.next() == ("said", "a", Offer(0, 1))
+        assert await here.heard.next() == ("said", "a", ChildReady(0, 1))
         here.server.send("a", NewRound(1))
         assert await asyncio.wait_for(anext(client.messages()), SOON_S) == NewRound(1)
         await client.close()

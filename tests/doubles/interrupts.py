@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from sparkdl.control.messages import ChildReturned, Hello, Offer
+from sparkdl.control.messages import ChildReady, ChildReturned, Hello
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.spec import NodeSpec
 from sparkdl.driver.ending import Ending
@@ -121,7 +121,7 @@ class PlayedNodes:
             agent = f"agent-{node.node_id}"
             hello = Hello(node.node_id, "", agent, "127.0.0.1", 1, "grpc://x", "process")
             self._say(states.AgentJoined(hello))
-            self._say(states.AgentOffered(agent, Offer(0, 9000 + node.node_id)))
+            self._say(states.AgentReady(agent, ChildReady(0, 9000 + node.node_id)))
 
     def finish(self) -> None:
         for node in self._spec.nodes:

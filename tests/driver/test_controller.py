@@ -75,15 +75,15 @@ class Play:
     url: str = ""
     connections: ExitStack = field(default_factory=ExitStack)
 
-    def agent(self, node_id: int, agent_id: str = "", offers: bool = True) -> FakeAgent:
+    def agent(self, node_id: int, agent_id: str = "", is_ready: bool = True) -> FakeAgent:
         """Have an agent join; its node has host `host-<id>` and port `9000 + <id>`."""
         headers = {"Authorization": bearer(TOKEN)}
         connecting = connect(self.url, additional_headers=headers, proxy=None)
         agent = FakeAgent(self.connections.enter_context(connecting), node_id)
         name = agent_id or f"agent-{node_id}"
         agent.say(msg.Hello(node_id, "", name, f"host-{node_id}", 40 + node_id, "", "process"))
-        if offers:
-            agent.say(msg.Offer(0, 9000 + node_id))
+        if is_ready:
+            agent.say(msg.ChildReady(0, 9000 + node_id))
         else:
             self.until(lambda view: name in ids_of(view))
         return agent
@@ -152,11 +152,11 @@ def child_failed(node_id: int, kind: FailureKind, time_s: float) -> msg.ChildFai
 # Gathering.
 
 
-def test_the_world_begins_when_all_have_offered_and_everyone_is_told(play: Play) -> None:
+def test_the_world_begins_when_all_are_ready_and_everyone_is_told(play: Play) -> None:
     first = play.agent(1)
-    second = play.agent(0, offers=False)
+    second = play.agent(0, is_ready=False)
     assert isinstance(play.controller.look(lambda view: view.state), states.Gathering)
-    second.say(msg.Offer(0, 9000))
+    second.say(msg.ChildReady(0, 9000))
     begin = msg.Begin(world_of(2))
     assert (first.hears(), second.hears()) == (begin, begin)
     state = play.until_is(states.Running)
@@ -260,7 +260,7 @@ def test_the_log_of_a_node_that_is_not_there_or_does_not_answer_is_empty(play: P
 
 def test_the_last_lines_of_a_child_outlive_its_agent_and_the_cluster(play: Play) -> None:
     agents = play.world()
-    twin = play.agent(0, "twin", offers=False)
+    twin = play.agent(0, "twin", is_ready=False)
     twin.say(msg.Fetched("of nobody"))
     agents[0].say(msg.Fetched("of the first child"))
     agents[0].say(msg.Fetched("one\ntwo\nthree"))

@@ -66,14 +66,14 @@ def test_rows_of_a_world_that_shrinks_and_grows_are_used_once(
         feeding = cluster.feed_async(range(ROWS))
         with gates[0].wait_until_reached(), gates[1].wait_until_reached():
             assert cluster.world.size == 2
-            assert cluster._controller.wait_for(_all_offer, Deadline.after(SOON_S))
+            assert cluster._controller.wait_for(_all_are_ready, Deadline.after(SOON_S))
         feeding.result(3 * SOON_S)
         results = cluster.results(SOON_S)
     assert [result[:3] for result in results] == [[2, 1, 3]] * 3
     assert sorted(row for result in results for row in result[3:]) == list(range(ROWS))
 
 
-def _all_offer(view: View) -> bool:
+def _all_are_ready(view: View) -> bool:
     assert isinstance(view.state, Running)
     agents = view.state.registry.agents
-    return len(agents) == 3 and all(agent.offer for agent in agents.values())
+    return len(agents) == 3 and all(agent.child for agent in agents.values())

@@ -14,7 +14,7 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from sparkdl.control.auth import bearer
-from sparkdl.control.messages import FromAgent, Offer, encode
+from sparkdl.control.messages import ChildReady, FromAgent, encode
 from tests.control.rooms import SOON_S, TOKEN, Room, handshake, hello, room, text_frame
 from tests.fuzz.inputs import SEED, altered, damaged, example_of, share
 
@@ -77,8 +77,8 @@ async def check_works(here: Room) -> int:
             assert who in joined
             joined -= {who} if kind == "left" else set()
     async with here.agent("good") as good:
-        await good.send(encode(Offer(0, 1)))
-        assert await here.heard.next() == ("said", "good", Offer(0, 1))
+        await good.send(encode(ChildReady(0, 1)))
+        assert await here.heard.next() == ("said", "good", ChildReady(0, 1))
     return heard
 
 

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from sparkdl.control.messages import (
     ChildFailed,
+    ChildReady,
     ChildReturned,
     ChildRunning,
     Hello,
-    Offer,
     ToAgent,
 )
 from sparkdl.core.errors import FeedClosedError, SparkdlError, node_error
@@ -29,7 +29,7 @@ from sparkdl.driver.lifecycle.policy import History
 @dataclass(frozen=True)
 class Agent:
     hello: Hello
-    offer: Offer | None = None
+    child: ChildReady | None = None
     is_detached: bool = False
 
     @property
@@ -42,10 +42,10 @@ class Agent:
         return self.hello.owner == "task" and not self.is_detached
 
     def address(self, generation: int) -> Address | None:
-        """Return where its child of this generation can be reached, if it has offered one."""
-        if self.offer is None or self.offer.generation != generation:
+        """Return where its child of this generation can be reached, if it is ready."""
+        if self.child is None or self.child.generation != generation:
             return None
-        return Address(self.hello.host, self.offer.port, self.hello.data_address)
+        return Address(self.hello.host, self.child.port, self.hello.data_address)
 
 
 @dataclass(frozen=True)
@@ -111,19 +111,19 @@ class AgentRegistry:
             agents[node_id] = successor
         return replace(self, agents=agents, standbys=standbys)
 
-    def with_offer(self, agent_id: str, offer: Offer | None) -> AgentRegistry:
+    def with_child(self, agent_id: str, child: ChildReady | None) -> AgentRegistry:
         node_id = self.node_of(agent_id)
         if node_id is not None:
-            agent = replace(self.agents[node_id], offer=offer)
+            agent = replace(self.agents[node_id], child=child)
             return replace(self, agents={**self.agents, node_id: agent})
         standbys = (
-            replace(agent, offer=offer) if agent.agent_id == agent_id else agent
+            replace(agent, child=child) if agent.agent_id == agent_id else agent
             for agent in self.standbys
         )
         return replace(self, standbys=tuple(standbys))
 
     def world(self, generation: int, may_be_small: bool = False) -> World | None:
-        """Return the world of the nodes that have offered a child of `generation`.
+        """Return the world of the nodes with a ready child of `generation`.
 
         Args:
             may_be_small: whether `min_nodes` are enough. A chief and parameter servers cannot be
@@ -148,14 +148,14 @@ class AgentRegistry:
 
 @dataclass(frozen=True)
 class Gathering:
-    """Waiting until every node has an agent that has offered a child for `generation`.
+    """Waiting until every node has an agent with a ready child for `generation`.
 
     Attributes:
         failures: what this round is to make good; without any it is the first, or has new ports,
             or more nodes.
         reason: why there is another round.
         world: the one before.
-        is_growth: whether it begins as soon as all who are there have offered.
+        is_growth: whether it begins as soon as all who are there are ready.
         problem: why the last attempt to bring nodes back has failed.
     """
 
@@ -255,11 +255,11 @@ class AgentLeft:
 
 
 @dataclass(frozen=True)
-class AgentOffered:
+class AgentReady:
     """An agent has a child coming up and a port held."""
 
     agent_id: str
-    offer: Offer
+    child: ChildReady
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ class StopAsked:
 Event = (
     AgentJoined
     | AgentLeft
-    | AgentOffered
+    | AgentReady
     | AgentDetached
     | ChildEntered
     | ChildGaveResult

@@ -28,7 +28,7 @@ from sparkdl.driver.lifecycle.state import (
     AgentDetached,
     AgentJoined,
     AgentLeft,
-    AgentOffered,
+    AgentReady,
     AgentRegistry,
     CheckpointMade,
     ChildBroke,
@@ -82,11 +82,11 @@ def _to_all(registry: AgentRegistry, message: ToAgent, standbys: bool = False) -
 
 
 def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering | Running]:
-    """Begin the world if every node has offered a child for this generation."""
+    """Begin the world if every node has a ready child for this generation."""
     registry = state.registry
     if state.is_growth:
-        offers = [agent.offer for agent in registry.agents.values()]
-        have_all = all(offer and offer.generation == state.generation for offer in offers)
+        children = [agent.child for agent in registry.agents.values()]
+        have_all = all(child and child.generation == state.generation for child in children)
         may_be_small = may_be_small or have_all
     world = registry.world(state.generation, may_be_small)
     if world is None:
@@ -120,16 +120,16 @@ def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Ste
 
 
 def _gathering_left(state: Gathering, event: AgentLeft, now_s: float) -> Step[Gathering | Running]:
-    # A standby that has offered may become the node, and may be all that the round waits for.
+    # A standby whose child is ready may become the node, and may be all that the round waits for.
     registry = state.registry.without_agent(event.agent_id)
     after, actions = _try_begin(replace(state, registry=registry))
     return after, [*actions, *_relaunch(after)]
 
 
-def _gathering_offered(
-    state: Gathering, event: AgentOffered, now_s: float
+def _gathering_ready(
+    state: Gathering, event: AgentReady, now_s: float
 ) -> Step[Gathering | Running]:
-    return _try_begin(_offered(state, event, now_s)[0])
+    return _try_begin(_ready(state, event, now_s)[0])
 
 
 def _gathering_broke(state: Gathering, event: ChildBroke, now_s: float) -> Step[Gathering | Failed]:
@@ -141,8 +141,8 @@ def _gathering_broke(state: Gathering, event: ChildBroke, now_s: float) -> Step[
 
 
 def _standby_broke(state: R, event: ChildBroke, now_s: float) -> Step[R]:
-    """Forget what a standby offered: it harms no node, and cannot begin before the next round."""
-    return replace(state, registry=state.registry.with_offer(event.agent_id, None)), []
+    """Forget the child of a standby: it harms no node, and cannot begin before the next round."""
+    return replace(state, registry=state.registry.with_child(event.agent_id, None)), []
 
 
 def _gathering_expired(
@@ -217,7 +217,7 @@ def _running_returned(
         return replace(state, returned=returned), exits
     # Nodes that do not finish the job (ps, evaluator) do not return by themselves.
     helpers = [
-        Send(agent.agent_id, StopChild(agent.offer.generation if agent.offer else 0))
+        Send(agent.agent_id, StopChild(agent.child.generation if agent.child else 0))
         for node, agent in state.registry.agents.items()
         if node not in returned
     ]
@@ -260,8 +260,8 @@ def _joined(state: U, event: AgentJoined, now_s: float) -> Step[U]:
     return registered, _detach(registered.registry, event.hello.agent_id)
 
 
-def _offered(state: R, event: AgentOffered, now_s: float) -> Step[R]:
-    return replace(state, registry=state.registry.with_offer(event.agent_id, event.offer)), []
+def _ready(state: R, event: AgentReady, now_s: float) -> Step[R]:
+    return replace(state, registry=state.registry.with_child(event.agent_id, event.child)), []
 
 
 def _fails(state: Running, failure: Failure, now_s: float) -> Step[Running | Failing]:
@@ -549,7 +549,7 @@ _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     ),
     AgentJoined: _joined,
     AgentDetached: _detached,
-    AgentOffered: _offered,
+    AgentReady: _ready,
     StopAsked: _stop,
 }
 """The default handlers in each state before the end has been decided."""
@@ -567,7 +567,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     **{(s, e): f for s in (Gathering, Running, Failing) for e, f in _UNDECIDED.items()},
     (Gathering, AgentJoined): _gathering_joined,
     (Gathering, AgentLeft): _gathering_left,
-    (Gathering, AgentOffered): _gathering_offered,
+    (Gathering, AgentReady): _gathering_ready,
     (Gathering, ChildBroke): _gathering_broke,
     (Gathering, DeadlinePassed): _gathering_expired,
     (Gathering, LaunchBroke): _launch_broke,

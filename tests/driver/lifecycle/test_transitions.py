@@ -52,7 +52,7 @@ class Play(Played):
         )
         super().__init__(step, begin(self.spec, 0.0), EXPIRED, tick_s=1.0)
         ids = [chr(ord("a") + node.node_id) for node in self.spec.nodes]
-        self.say(*(self.joined(i) for i in ids), *(self.offered(i) for i in ids))
+        self.say(*(self.joined(i) for i in ids), *(self.ready(i) for i in ids))
         assert isinstance(self.state, states.Running)
 
     def node_id(self, agent_id: str) -> int:
@@ -64,8 +64,8 @@ class Play(Played):
             msg.Hello(node_id, task, agent_id, f"host-{agent_id}", 1, "x", "task")
         )
 
-    def offered(self, agent_id: str, generation: int = 0, port: int = 80) -> states.AgentOffered:
-        return states.AgentOffered(agent_id, msg.Offer(generation, port))
+    def ready(self, agent_id: str, generation: int = 0, port: int = 80) -> states.AgentReady:
+        return states.AgentReady(agent_id, msg.ChildReady(generation, port))
 
     def left(self, agent_id: str) -> states.AgentLeft:
         return states.AgentLeft(agent_id, "its connection closed", self.now_s)
@@ -116,7 +116,7 @@ def test_restart_goes_on_at_the_last_checkpoint_in_the_same_agents() -> None:
     assert sent(actions, msg.NewRound) == ["a", "b", "c"]
     assert "restart 1 of 3 because worker:1" in said(actions)
     assert not [action for action in actions if isinstance(action, states.Relaunch)]
-    actions = play.say(*(play.offered(i, 1) for i in "abc"))
+    actions = play.say(*(play.ready(i, 1) for i in "abc"))
     assert sent(actions, msg.Begin) == ["a", "b", "c"]
     assert resumes(actions) == {Resume(1, ref)}
 
@@ -126,16 +126,16 @@ def test_lost_node_is_brought_back_and_told_of_the_round() -> None:
     play.say(play.left("b"))
     actions = play.expire()
     assert states.Relaunch((play.spec.nodes[1],)) in actions
-    play.say(play.offered("a", 1), play.offered("c", 1))
+    play.say(play.ready("a", 1), play.ready("c", 1))
     assert sent(play.say(play.joined("b2")), msg.NewRound) == ["b2"]
-    assert sent(play.say(play.offered("b2", 1)), msg.Begin) == ["a", "c", "b2"]
+    assert sent(play.say(play.ready("b2", 1)), msg.Begin) == ["a", "c", "b2"]
 
 
 def test_node_that_does_not_come_back_is_the_end_with_the_first_failure_as_cause() -> None:
     play = Play()
     play.say(play.left("b"))
     play.expire()
-    play.say(play.offered("a", 1), play.offered("c", 1), states.LaunchBroke(LaunchError("no slot")))
+    play.say(play.ready("a", 1), play.ready("c", 1), states.LaunchBroke(LaunchError("no slot")))
     assert sent(play.expire(), msg.StopChild) == ["a", "c"]
     assert isinstance(play.state, states.Failed)
     assert play.state.failures[0].node == "worker:1"
@@ -149,7 +149,7 @@ def test_world_goes_on_with_fewer_nodes_and_grows_at_a_checkpoint() -> None:
     play = Play(min_nodes=2)
     play.say(play.left("b"))
     play.expire()
-    play.say(play.offered("a", 1), play.offered("c", 1))
+    play.say(play.ready("a", 1), play.ready("c", 1))
     actions = play.expire()
     assert sent(actions, msg.Begin) == ["a", "c"]
     assert "(missing: worker:1)" in said(actions)
@@ -160,9 +160,9 @@ def test_world_goes_on_with_fewer_nodes_and_grows_at_a_checkpoint() -> None:
     # It is asked for again, comes, and takes part at the next checkpoint.
     one, two = CheckpointRef("/c/1", 1, 1), CheckpointRef("/c/2", 2, 1)
     assert play.say(states.CheckpointMade(one)) == [states.Relaunch((play.spec.nodes[1],))]
-    assert play.say(play.joined("b2"), play.offered("b2")) == []
+    assert play.say(play.joined("b2"), play.ready("b2")) == []
     assert sent(play.say(states.CheckpointMade(two)), msg.NewRound) == ["a", "c", "b2"]
-    actions = play.say(*(play.offered(i, 2) for i in ("a", "c", "b2")))
+    actions = play.say(*(play.ready(i, 2) for i in ("a", "c", "b2")))
     assert sent(actions, msg.Begin) == ["a", "c", "b2"]
     assert resumes(actions) == {Resume(1, two)}, "growing is no restart"
 
@@ -178,7 +178,7 @@ def test_world_without_enough_nodes_or_a_role_does_not_begin(
     play = Play(3, options, min_nodes=2)
     play.say(*(play.left(victim) for victim in victims))
     play.expire()
-    play.say(*(play.offered(i, 1) for i in "abc" if i not in victims))
+    play.say(*(play.ready(i, 1) for i in "abc" if i not in victims))
     play.expire()
     assert isinstance(play.state, states.Failed)
 
@@ -187,7 +187,7 @@ def test_all_run_again_whoever_had_returned() -> None:
     play = Play()
     play.say(states.ChildGaveResult("a", msg.ChildReturned(0, b"1")), play.broke("b"))
     play.expire()
-    play.say(*(play.offered(i, 1) for i in "abc"))
+    play.say(*(play.ready(i, 1) for i in "abc"))
     assert isinstance(play.state, states.Running)
     assert play.state.returned == {}
     play.say(*(states.ChildGaveResult(i, msg.ChildReturned(1, b"2")) for i in "abc"))
@@ -204,10 +204,10 @@ SERVED = {"ps": 1, "chief": "chief", "is_coordinated": True}
 def test_evaluator_that_was_left_takes_part_again_when_all_begin_again() -> None:
     play = Play(3, EVALUATED)
     play.say(play.broke("a"))
-    assert play.say(play.left("a"), play.joined("a2"), play.offered("a2")) == []
+    assert play.say(play.left("a"), play.joined("a2"), play.ready("a2")) == []
     play.say(play.broke("b"))
     play.expire()
-    play.say(*(play.offered(i, 1) for i in ("a2", "b", "c")))
+    play.say(*(play.ready(i, 1) for i in ("a2", "b", "c")))
     assert isinstance(play.state, states.Running)
     assert (play.state.left, play.state.world.member(0).host) == (frozenset(), "host-a2")
 
@@ -231,7 +231,7 @@ def test_restart_of_all_does_not_need_the_evaluator() -> None:
     assert isinstance(play.state, states.Failing)
     assert [failure.node for failure in play.state.failures] == ["worker:0"]
     play.expire()
-    play.say(play.offered("b", 1), play.offered("c", 1))
+    play.say(play.ready("b", 1), play.ready("c", 1))
     assert sent(play.expire(), msg.Begin) == ["b", "c"]
 
 
@@ -382,8 +382,8 @@ def lose(play: Play, *agent_ids: str) -> list[states.Action]:
 
 def come_back(play: Play, *agent_ids: str, generation: int = 1) -> list[states.Action]:
     play.say(*(play.joined(agent_id) for agent_id in agent_ids))
-    offers = [play.offered(agent_id, generation) for agent_id in agent_ids]
-    return play.say(*offers)
+    ready = [play.ready(agent_id, generation) for agent_id in agent_ids]
+    return play.say(*ready)
 
 
 # who gives a slot back, and when
@@ -400,7 +400,7 @@ def test_nodes_that_are_waited_for_give_theirs_back_when_the_world_begins() -> N
 def test_node_that_comes_later_does_not_keep_a_slot_until_the_next_checkpoint() -> None:
     play = Play(options=DETACHED, min_nodes=1)
     lose(play, "b")
-    play.say(*(play.offered(agent_id, 1) for agent_id in "ac"))
+    play.say(*(play.ready(agent_id, 1) for agent_id in "ac"))
     play.expire()
     assert play.names == ["worker:0", "worker:2"]
     assert sent(play.say(play.joined("b2")), msg.Detach) == ["b2"]
@@ -422,7 +422,7 @@ def test_detached_placement_gives_the_slots_back_when_the_first_world_begins() -
     play.state = begin(replace(play.spec, placement="detached"), 0.0)
     play.say(*(play.joined(agent_id) for agent_id in "abc"))
     assert not play.actions
-    actions = play.say(*(play.offered(agent_id) for agent_id in "abc"))
+    actions = play.say(*(play.ready(agent_id) for agent_id in "abc"))
     assert sent(actions, msg.Begin) == sent(actions, msg.Detach) == ["a", "b", "c"]
 
 
@@ -462,7 +462,7 @@ def test_standby_that_takes_a_seat_gives_its_slot_back_too() -> None:
     play = Play(options=DETACHED, min_nodes=1)
     play.say(states.AgentDetached("a"), states.AgentDetached("c"))
     lose(play, "b")
-    play.say(*(play.offered(agent_id, 1) for agent_id in "ac"))
+    play.say(*(play.ready(agent_id, 1) for agent_id in "ac"))
     play.expire()
     play.say(play.joined("b2"), play.joined("b3"))
     assert sent(play.say(play.left("b2")), msg.Detach) == ["b3"]
@@ -494,7 +494,7 @@ class Chance:
         self.count = 0
 
     def next(self, generation: int) -> states.Event:
-        kinds = ["offer"] * 6 + ["join"] * 3 + ["break", "leave", "made", "return", "expire"]
+        kinds = ["ready"] * 6 + ["join"] * 3 + ["break", "leave", "made", "return", "expire"]
         kinds += ["detached", "detached"]
         kind = self.data.draw(st.sampled_from(kinds)) if self.here else "join"
         self.count += 1
@@ -511,7 +511,7 @@ class Chance:
         mostly = self.data.draw(st.sampled_from([generation] * 4 + [0]))
         events: dict[str, states.Event] = {
             "detached": states.AgentDetached(agent),
-            "offer": self.play.offered(agent, mostly),
+            "ready": self.play.ready(agent, mostly),
             "break": self.play.broke(agent, generation),
             "leave": self.play.left(agent),
             "return": states.ChildGaveResult(agent, msg.ChildReturned(generation, b"")),
