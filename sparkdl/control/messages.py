@@ -3,7 +3,7 @@
 Runs in: driver, agent
 
     agent                                   coordinator
-      │  Hello ───────────────────────────────▶│   once per connection, first; or `Refused`, alone
+      │  Hello ───────────────────────────────▶│   once per connection, first; or only `StartFailed`
       │  ChildReady(generation, port) ────────▶│   a child is coming up, its port is held
       │◀──────────────────────── Begin(world)  │   when every node has a ready child
       │  ChildRunning ────────────────────────▶│   inside map_fun
@@ -58,7 +58,7 @@ class Detached(Message, frozen=True):
     """The agent is detached from its Spark task, whose slot is free again."""
 
 
-class Refused(Message, frozen=True):
+class StartFailed(Message, frozen=True):
     """A node cannot start on its executor: sent by its task instead of an agent's `Hello`.
 
     `kind` is the name of the error to raise at the driver, `text` its message.
@@ -446,7 +446,7 @@ FromAgent = (
     | Spooled
     | NodeActive
     | NodeLoad
-    | Refused
+    | StartFailed
     | LogLines
     | Fetched
     | BoardStarted

@@ -29,7 +29,7 @@ from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,
     Hello,
-    Refused,
+    StartFailed,
     ToAgent,
     decode_from_agent,
     encode,
@@ -55,7 +55,7 @@ class Listener(Protocol):
     def joined(self, hello: Hello) -> None:
         """An agent has connected."""
 
-    def refused(self, message: Refused) -> None:
+    def start_failed(self, message: StartFailed) -> None:
         """A node cannot start: its task has said so, and goes."""
 
     def said(self, agent_id: str, message: FromAgent) -> None:
@@ -212,8 +212,8 @@ class CoordinatorServer:
         try:
             first = await asyncio.wait_for(connection.recv(), self._hello_s)
             hello = decode_from_agent(first)
-            if isinstance(hello, Refused):
-                self._listener.refused(hello)
+            if isinstance(hello, StartFailed):
+                self._listener.start_failed(hello)
                 return None
             # A second connection with this id would get the messages of the first.
             if not isinstance(hello, Hello) or hello.agent_id in self._connections:

@@ -208,7 +208,7 @@ class Controller:
             self.view.joined.add((hello.node_id, hello.pid))
         self._handle(states.AgentJoined(hello))
 
-    def refused(self, message: msg.Refused) -> None:
+    def start_failed(self, message: msg.StartFailed) -> None:
         problem = Problem(message.kind, message.text).at_driver()
         self._handle(states.LaunchBroke(problem))
 

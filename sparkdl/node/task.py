@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkdl.control.messages import Refused
+from sparkdl.control.messages import StartFailed
 from sparkdl.control.tls import Tls
 from sparkdl.core.errors import (
     ConfigError,
@@ -150,10 +150,10 @@ class NodeTask:
         """Report to the driver why the node cannot start; return whether it knows now."""
         from sparkdl.control.client import CoordinatorClient
 
-        refused = Refused(problem.kind, problem.text)
+        failed = StartFailed(problem.kind, problem.text)
         lease_s, trust = self.spec.settings.lease_s, self.tls.trust if self.tls else None
         try:
-            asyncio.run(CoordinatorClient.say(self.url, self.token, lease_s, refused, trust))
+            asyncio.run(CoordinatorClient.say(self.url, self.token, lease_s, failed, trust))
         except LaunchError:
             return False
         return True

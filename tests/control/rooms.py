@@ -14,7 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.frames import Frame, Opcode
 
 from sparkdl.control.auth import bearer
-from sparkdl.control.messages import FromAgent, Hello, Refused, ToAgent, decode_to_agent, encode
+from sparkdl.control.messages import FromAgent, Hello, StartFailed, ToAgent, decode_to_agent, encode
 from sparkdl.control.server import CoordinatorServer, ServerAddress
 from sparkdl.control.tls import Tls
 
@@ -50,8 +50,8 @@ class Heard:
     def joined(self, hello: Hello) -> None:
         self.queue.put_nowait(("joined", hello.agent_id))
 
-    def refused(self, message: Refused) -> None:
-        self.queue.put_nowait(("refused", message))
+    def start_failed(self, message: StartFailed) -> None:
+        self.queue.put_nowait(("start failed", message))
 
     def said(self, agent_id: str, message: FromAgent) -> None:
         self.queue.put_nowait(("said", agent_id, message))

@@ -10,7 +10,7 @@ import pytest
 from websockets.asyncio.server import serve
 
 from sparkdl.control.client import CoordinatorClient
-from sparkdl.control.messages import ChildReady, FeedEnd, NewRound, Refused, Stop, encode
+from sparkdl.control.messages import ChildReady, FeedEnd, NewRound, StartFailed, Stop, encode
 from sparkdl.core.errors import LaunchError, ProtocolError
 from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, hello, on_loop, room
 
@@ -48,11 +48,11 @@ async def test_what_was_queued_before_close_arrives() -> None:
 @on_loop
 async def test_task_whose_node_cannot_start_says_so_and_goes() -> None:
     async with room() as here:
-        refused = Refused("FrameworkMissingError", "no torch")
-        await CoordinatorClient.say(here.address.url, TOKEN, SOON_S, refused)
-        assert await here.heard.next() == ("refused", refused)
+        failed = StartFailed("FrameworkMissingError", "no torch")
+        await CoordinatorClient.say(here.address.url, TOKEN, SOON_S, failed)
+        assert await here.heard.next() == ("start failed", failed)
         with pytest.raises(LaunchError, match="cannot be reached"):
-            await CoordinatorClient.say(here.address.url, "wrong", SOON_S, refused)
+            await CoordinatorClient.say(here.address.url, "wrong", SOON_S, failed)
 
 
 @on_loop

@@ -17,7 +17,7 @@ import sys
 import time
 
 from sparkdl.control.client import CoordinatorClient
-from sparkdl.control.messages import FromAgent, Hello, Refused, Stop
+from sparkdl.control.messages import FromAgent, Hello, StartFailed, Stop
 from sparkdl.control.server import CoordinatorServer
 from sparkdl.control.tls import Tls, Trust, new_tls
 
@@ -41,7 +41,7 @@ class Listener:
         self.agents.add(hello.agent_id)
         tell("joined", host=hello.host)
 
-    def refused(self, message: Refused) -> None:
+    def start_failed(self, message: StartFailed) -> None:
         tell("refused", problem=message.text)
 
     def said(self, agent_id: str, message: FromAgent) -> None:
