@@ -56,7 +56,7 @@ class Feeding:
         brought, due = Counter[int](), {n: self.random.random() * 0.06 for n in self.ids}
         period_s = throttle.period_s(0.02, len(self.ids), throttle.LOTS_PER_S)
         report_s = {n: self.random.random() * period_s for n in self.ids}
-        waiting: dict[int, list[msg.Lot]] = {n: [] for n in self.ids}
+        waiting: dict[int, list[msg.SpooledRange]] = {n: [] for n in self.ids}
         now_s, cpu_s = 0.0, 0.0
         while now_s < self.SECONDS:
             now_s += 0.02
@@ -64,15 +64,15 @@ class Feeding:
             for n in self.ids:
                 while due[n] <= now_s:
                     first = brought[n] * self.PIECE_ROWS
-                    lot = (brought[n], n, first, 0, self.PIECE_ROWS, self.PIECE_NBYTES)
-                    waiting[n].append(msg.Lot(*lot))
+                    piece = (brought[n], n, first, 0, self.PIECE_ROWS, self.PIECE_NBYTES)
+                    waiting[n].append(msg.SpooledRange(*piece))
                     brought[n] += 1
                     due[n] += self.PIECE_NBYTES / self.RATE_NBYTES_S * self.random.uniform(0.5, 1.5)
                 if waiting[n] and report_s[n] <= now_s:
                     said.append((n, msg.encode(self.spooled(waiting[n]))))
                     waiting[n], report_s[n] = [], now_s + period_s
             cpu_s += self.look(said, now_s)
-        last = [(n, msg.encode(self.spooled(lots))) for n, lots in waiting.items() if lots]
+        last = [(n, msg.encode(self.spooled(ranges))) for n, ranges in waiting.items() if ranges]
         cpu_s += self.look(last, now_s)
         fed = tuple(FedPartition(n, c * self.PIECE_ROWS) for n, c in brought.items())
         assert isinstance(self.state, fs.Delivering)
@@ -87,8 +87,8 @@ class Feeding:
             "rows apart": max(self.got.values()) - min(self.got.values()),
         }
 
-    def spooled(self, lots: list[msg.Lot]) -> msg.Spooled:
-        return msg.Spooled(0, "input", 0, tuple(lots), 1 << 30)
+    def spooled(self, ranges: list[msg.SpooledRange]) -> msg.Spooled:
+        return msg.Spooled(0, "input", 0, tuple(ranges), 1 << 30)
 
     def look(self, said: list[tuple[int, str]], now_s: float) -> float:
         """Have the driver see what agents have said; return the CPU time that it took, in s."""

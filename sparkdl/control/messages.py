@@ -120,7 +120,7 @@ class FeedProgress(Message, frozen=True):
     counts: tuple[FeedCount, ...]
 
 
-class Lot(msgspec.Struct, frozen=True, array_like=True):
+class SpooledRange(msgspec.Struct, frozen=True, array_like=True):
     """Rows of one partition, in one segment of an agent's spool.
 
     Attributes:
@@ -149,7 +149,7 @@ class Spooled(Message, frozen=True):
     generation: int
     feed: str
     epoch: int
-    lots: tuple[Lot, ...]
+    ranges: tuple[SpooledRange, ...]
     room_nbytes: int
     is_full: bool = False
 
@@ -360,7 +360,7 @@ class Assign(Message, frozen=True):
     run: str
     grants: tuple[Grant, ...] = ()
     uris: dict[int, str] = {}
-    unwanted: tuple[Lot, ...] = ()
+    unwanted: tuple[SpooledRange, ...] = ()
     keep: bool = False
 
 

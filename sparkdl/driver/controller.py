@@ -369,7 +369,7 @@ class Controller:
                 return  # from an ended child: the next one's counts begin at 0
             if isinstance(message, msg.Spooled):
                 self.view.spooled.append((node_id, message))
-                self.view.progress += bool(message.lots)
+                self.view.progress += bool(message.ranges)
             else:
                 self._note_counts(node_id, message.counts)
         self._progress.request()

@@ -24,8 +24,8 @@ from sparkdl.control.messages import (
     FeedEnd,
     FeedProgress,
     Grant,
-    Lot,
     Spooled,
+    SpooledRange,
 )
 from sparkdl.control.tls import Tls
 from sparkdl.core.errors import FeedClosedError
@@ -274,9 +274,9 @@ class LocalNode(Sent):
             assert self._changed.wait_for(lambda: is_enough(self.told), SOON_S), self.told
 
     @property
-    def lots(self) -> list[Lot]:
+    def ranges(self) -> list[SpooledRange]:
         """What the node has reported of its spool."""
-        return [lot for each in self.spooled for lot in each.lots]
+        return [piece for each in self.spooled for piece in each.ranges]
 
     def wait_received(self, rows: int) -> None:
         self.wait_told(
@@ -342,13 +342,13 @@ class LevelDriver:
     def assign(self, holder: LocalNode, spooled: Spooled) -> None:
         with self._lock:
             grants: dict[int, list[Grant]] = {node.node_id: [] for node in self._nodes}
-            for lot in spooled.lots:
+            for piece in spooled.ranges:
                 skip = 0
                 most_first = [node_id for node_id, _ in self._totals.most_common()]
                 for place, node_id in enumerate(most_first):
-                    rows = (lot.rows - skip) // (len(most_first) - place)
-                    spans = ((lot.partition, lot.start + skip, lot.start + skip + rows),)
-                    what = (holder.node_id, lot.number, lot.skip + skip, rows, spans)
+                    rows = (piece.rows - skip) // (len(most_first) - place)
+                    spans = ((piece.partition, piece.start + skip, piece.start + skip + rows),)
+                    what = (holder.node_id, piece.number, piece.skip + skip, rows, spans)
                     grants[node_id] += [Grant(*what)] * bool(rows)
                     self._totals[node_id] += rows
                     skip += rows

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from sparkdl.control.messages import Lot
+from sparkdl.control.messages import SpooledRange
 from sparkdl.core.errors import ProtocolError, SparkdlError
 from sparkdl.feed.store.segment import StoredSegment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
@@ -92,7 +92,7 @@ class Node:
         )
         self.server = FlightServer("127.0.0.1", TOKEN, self.store)
         self._numbers: list[tuple[str, int]] = []
-        self._lots: list[tuple[str, Lot]] = []
+        self._ranges: list[tuple[str, SpooledRange]] = []
 
     def _on_segment(self, segment: StoredSegment, fd: int) -> None:
         os.close(fd)
@@ -102,14 +102,14 @@ class Node:
         if exchange is not None and segment.rows:
             exchange.add(b"", segment.rows)
 
-    def _on_spooled(self, feed: str, epoch: int, lots: list[Lot]) -> None:
-        self._lots += [(feed, lot) for lot in lots]
+    def _on_spooled(self, feed: str, epoch: int, ranges: list[SpooledRange]) -> None:
+        self._ranges += [(feed, piece) for piece in ranges]
 
     def settle(self) -> None:
         """Release all that is here."""
-        for feed, lot in self._lots:
-            self.store.spool(feed).free(lot.number, lot.skip, lot.rows)
-        self._lots.clear()
+        for feed, piece in self._ranges:
+            self.store.spool(feed).free(piece.number, piece.skip, piece.rows)
+        self._ranges.clear()
         for feed, number in self._numbers:
             self.store.log(feed).release([number])
         self._numbers.clear()

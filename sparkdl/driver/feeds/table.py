@@ -1,10 +1,10 @@
 """The rows of an epoch: where they are held, and which node gets them. Pure.
 
-Agents report the rows that feeders have brought to them as lots. A row is identified by its
+Agents report the rows that feeders have brought to them, as ranges. A row is identified by its
 partition and its number there, so a row that comes twice, because Spark repeats a task, is
 recognised. The table assigns free rows to nodes that run short, so that all nodes get equally many:
 
-    lots ──▶ in a spool ──▶ assigned to a node
+    ranges ──▶ in a spool ──▶ assigned to a node
       └────▶ known already: unwanted
 
 A node is given rows of its own agent's spool where that keeps nodes level. Rows of another agent
@@ -23,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 
-from sparkdl.control.messages import Grant, Lot
+from sparkdl.control.messages import Grant, SpooledRange
 from sparkdl.control.rows import PartRows
 from sparkdl.core.row_ranges import Range, add_range, merge_ranges
 from sparkdl.core.throttle import LOTS_PER_S, period_s
@@ -48,14 +48,14 @@ class _Spool:
     def __init__(self) -> None:
         self.rows = 0
         self.came_s = -math.inf
-        self.pieces: deque[Lot] = deque()
+        self.pieces: deque[SpooledRange] = deque()
 
-    def add(self, piece: Lot) -> None:
+    def add(self, piece: SpooledRange) -> None:
         self.rows += piece.rows
         self.pieces.append(piece)
 
-    def take(self, rows: int, from_end: bool) -> list[Lot]:
-        taken: list[Lot] = []
+    def take(self, rows: int, from_end: bool) -> list[SpooledRange]:
+        taken: list[SpooledRange] = []
         self.rows -= rows
         while rows:
             piece = self.pieces.pop() if from_end else self.pieces.popleft()
@@ -93,7 +93,7 @@ class RowTable:
         # Covered rows count as known: if a task brings them again, they are unwanted.
         self._known: dict[int, list[Range]] = {p: merge_ranges(r) for p, r in done.items()}
         self._spools: dict[int, _Spool] = {}
-        self.rows_waiting = self._nbytes = self._seen = self._lots = 0
+        self.rows_waiting = self._nbytes = self._seen = self._num_ranges = 0
         self._room_nbytes: dict[int, int] = {}
         self._least_room_nbytes = sys.maxsize
         self._short_since_s: float | None = None
@@ -112,32 +112,32 @@ class RowTable:
     def add(
         self,
         holder: int,
-        lots: Iterable[Lot],
+        ranges: Iterable[SpooledRange],
         room_nbytes: int,
         now_s: float,
         is_full: bool = False,
-    ) -> list[Lot]:
-        """Enter an agent's rows; return the duplicates as lots. Full: more wait for room there."""
+    ) -> list[SpooledRange]:
+        """Enter an agent's rows; return the duplicates. `is_full`: more wait for room there."""
         # A full spool takes no more rows, so the rows that have come must be dealt now.
         self._waits_for_all &= not is_full
         self._room_nbytes[holder] = room_nbytes
         self._least_room_nbytes = min(self._least_room_nbytes, room_nbytes)
-        spool, unwanted = self._spools.setdefault(holder, _Spool()), list[Lot]()
-        for lot in lots:
-            stop, at = lot.start + lot.rows, lot.start
-            known = self._known.setdefault(lot.partition, [])
-            for first, last in add_range(known, lot.start, stop):
+        spool, unwanted = self._spools.setdefault(holder, _Spool()), list[SpooledRange]()
+        for piece in ranges:
+            stop, at = piece.start + piece.rows, piece.start
+            known = self._known.setdefault(piece.partition, [])
+            for first, last in add_range(known, piece.start, stop):
                 if first > at:
-                    unwanted.append(_part(lot, at, first))
-                spool.add(_part(lot, first, last))
+                    unwanted.append(_part(piece, at, first))
+                spool.add(_part(piece, first, last))
                 spool.came_s = now_s
                 self.rows_waiting += last - first
                 at = last
             if at < stop:
-                unwanted.append(_part(lot, at, stop))
-            self._seen += lot.rows
-            self._nbytes += lot.nbytes
-            self._lots += 1
+                unwanted.append(_part(piece, at, stop))
+            self._seen += piece.rows
+            self._nbytes += piece.nbytes
+            self._num_ranges += 1
         return unwanted
 
     def is_complete(self, num_rows: Mapping[int, int]) -> bool:
@@ -208,7 +208,7 @@ class RowTable:
         shares = level(self.rows_waiting, [self._total(node) for node in nodes])
         return self._grant(dict(zip(nodes, shares, strict=True)))
 
-    def withdraw(self) -> dict[int, list[Lot]]:
+    def withdraw(self) -> dict[int, list[SpooledRange]]:
         left = {holder: [*spool.pieces] for holder, spool in self._spools.items() if spool.pieces}
         self._spools.clear()
         self.rows_waiting = 0
@@ -232,7 +232,7 @@ class RowTable:
         """Return how many unread rows a node may have: at least a segment's."""
         room_nbytes = self._room_nbytes.get(node, self._least_room_nbytes)
         nbytes = min(WINDOW_NBYTES, room_nbytes // _WINDOW_SHARE)
-        return max(nbytes * self._seen // max(1, self._nbytes), self._seen // self._lots)
+        return max(nbytes * self._seen // max(1, self._nbytes), self._seen // self._num_ranges)
 
     def _grant(self, shares: Mapping[int, int]) -> dict[int, list[Grant]]:
         """Give each node so many rows: of its own agent's spool, then of the fullest ones."""
@@ -292,9 +292,9 @@ class RowTable:
         return grants
 
 
-def _windows(holder: int, pieces: Iterable[Lot]) -> Iterator[Grant]:
+def _windows(holder: int, pieces: Iterable[SpooledRange]) -> Iterator[Grant]:
     """Yield grants of pieces; consecutive pieces of a segment make one window."""
-    window: list[Lot] = []
+    window: list[SpooledRange] = []
     for piece in pieces:
         last = window[-1] if window else piece
         if window and (piece.number, piece.skip) != (last.number, last.skip + last.rows):
@@ -305,7 +305,7 @@ def _windows(holder: int, pieces: Iterable[Lot]) -> Iterator[Grant]:
         yield _window(holder, window)
 
 
-def _window(holder: int, pieces: Sequence[Lot]) -> Grant:
+def _window(holder: int, pieces: Sequence[SpooledRange]) -> Grant:
     spans = tuple((p.partition, p.start, p.start + p.rows) for p in pieces)
     rows = sum(piece.rows for piece in pieces)
     return Grant(holder, pieces[0].number, pieces[0].skip, rows, spans)
@@ -335,17 +335,18 @@ def level(num_rows: int, totals: Sequence[int]) -> list[int]:
     return shares
 
 
-def _blocks(lot: Lot, rows: int) -> Iterator[Lot]:
-    while lot.rows > rows:
-        block, lot = _split(lot, rows)
+def _blocks(piece: SpooledRange, rows: int) -> Iterator[SpooledRange]:
+    while piece.rows > rows:
+        block, piece = _split(piece, rows)
         yield block
-    yield lot
+    yield piece
 
 
-def _split(lot: Lot, rows: int) -> tuple[Lot, Lot]:
-    middle = lot.start + rows
-    return _part(lot, lot.start, middle), _part(lot, middle, lot.start + lot.rows)
+def _split(piece: SpooledRange, rows: int) -> tuple[SpooledRange, SpooledRange]:
+    middle = piece.start + rows
+    return _part(piece, piece.start, middle), _part(piece, middle, piece.start + piece.rows)
 
 
-def _part(lot: Lot, start: int, stop: int) -> Lot:
-    return Lot(lot.number, lot.partition, start, lot.skip + start - lot.start, stop - start)
+def _part(piece: SpooledRange, start: int, stop: int) -> SpooledRange:
+    skip = piece.skip + start - piece.start
+    return SpooledRange(piece.number, piece.partition, start, skip, stop - start)

@@ -25,8 +25,8 @@ from sparkdl.control.messages import (
     FeedCut,
     Grant,
     Granted,
-    Lot,
     ReadShare,
+    SpooledRange,
     ToAgent,
 )
 from sparkdl.control.rows import FeedCount
@@ -299,9 +299,11 @@ def _granting(spec: FeedSpec, grants: Mapping[int, list[Grant]]) -> list[Action]
     return said
 
 
-def _freeing(node_id: int, feed: str, epoch: int, lots: Iterable[Lot], generation: int) -> Send:
-    order = Assign(feed, epoch, "", unwanted=tuple(lots))
-    return Send(order, frozenset({node_id}), generation)
+def _free(
+    node: int, feed: str, epoch: int, ranges: Iterable[SpooledRange], generation: int
+) -> Send:
+    order = Assign(feed, epoch, "", unwanted=tuple(ranges))
+    return Send(order, frozenset({node}), generation)
 
 
 def _problem(feed: Feed, run: Run) -> ReadError | None:
@@ -438,7 +440,7 @@ def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> S
     refused = run.refused + run.table.rows_waiting  # rows in spools stay unread
     cut = _to_nodes(run, FeedCut(feed.name, run.epoch, is_short=True))
     left, of = run.table.withdraw(), run.spec
-    said = [_freeing(n, of.feed, run.epoch, lots, of.generation) for n, lots in left.items()]
+    said = [_free(n, of.feed, run.epoch, ranges, of.generation) for n, ranges in left.items()]
     run = replace(run, refused=refused)
     return CuttingShort(feed, run, now_s + feed.answer_s, error), [*said, cut]
 
@@ -569,12 +571,12 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
     for node_id, news in event.reports:
         if news.generation != generation:  # a late report
             continue
-        lots: Iterable[Lot] = news.lots
+        ranges: Iterable[SpooledRange] = news.ranges
         if table is not None and news.epoch == epoch:
-            lots = table.add(node_id, lots, news.room_nbytes, now_s, news.is_full)
+            ranges = table.add(node_id, ranges, news.room_nbytes, now_s, news.is_full)
         # Without a table of their epoch, no node reads these rows.
-        if lots := tuple(lots):
-            said.append(_freeing(node_id, news.feed, news.epoch, lots, generation))
+        if ranges := tuple(ranges):
+            said.append(_free(node_id, news.feed, news.epoch, ranges, generation))
     return state, said
 
 

@@ -1,6 +1,6 @@
 """The rows of one feed that feeders have brought to an agent and the driver has not assigned yet.
 
-    append ──▶ ▓▓▓▓▓▓▓▓▓▓ a segment; its `Lot` is reported
+    append ──▶ ▓▓▓▓▓▓▓▓▓▓ a segment; its `SpooledRange` is reported
                ▓▓▓░░░░▓▓▓ granted in windows: a window of this node's moves to its log (`take`),
                           one of another node is read and sent (`read`), then freed (`free`)
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from sparkdl.control.messages import Lot, ReadShare
+from sparkdl.control.messages import ReadShare, SpooledRange
 from sparkdl.control.rows import Share
 from sparkdl.core.errors import FeedClosedError, SparkdlError
 from sparkdl.core.row_ranges import Range, Span, overlap, take_rows, uncovered
@@ -54,7 +54,7 @@ class Spool(HeldSegments):
         self,
         feed: str,
         budget: Budget,
-        on_spooled: Callable[[str, int, list[Lot]], None],
+        on_spooled: Callable[[str, int, list[SpooledRange]], None],
         may_spill: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__(feed, Use.SPOOL, budget)
@@ -97,15 +97,14 @@ class Spool(HeldSegments):
             for start, stop in overlap(skip, skip + rows, spooled.left):
                 self._free(spooled, start, stop)
 
-    def recall(self, epoch: int, retained: Iterable[StoredSegment]) -> list[Lot]:
-        lots: list[Lot] = []
+    def recall(self, epoch: int, retained: Iterable[StoredSegment]) -> list[SpooledRange]:
+        ranges: list[SpooledRange] = []
         with self._budget.lock:
             for segment in retained:
                 self._budget.move(segment, Use.RETAINED, Use.SPOOL)
-                # A lot has the epoch that it is for now, not the one in which the rows came
-                # first.
-                lots += self._lots(replace(segment, epoch=epoch))
-        return lots
+                # A range has its new epoch, not the one in which the rows first came.
+                ranges += self._ranges(replace(segment, epoch=epoch))
+        return ranges
 
     def close(self) -> list[StoredSegment]:
         """Take no more rows; remove and return the spooled windows, without freeing their budget.
@@ -135,24 +134,24 @@ class Spool(HeldSegments):
         return request.keep and self._rows_may_spill()
 
     def _note_full(self, request: AppendRequest) -> None:
-        # Without lots this reports a full spool.
+        # Without ranges this reports a full spool.
         self._on_spooled(self.feed, request.epoch, [])
 
     def _enter(self, segment: StoredSegment) -> None:
-        self._on_spooled(self.feed, segment.epoch, self._lots(segment))
+        self._on_spooled(self.feed, segment.epoch, self._ranges(segment))
 
-    def _lots(self, segment: StoredSegment) -> list[Lot]:
+    def _ranges(self, segment: StoredSegment) -> list[SpooledRange]:
         segment = self._numbered(segment)
         number = segment.number
         self._segments[number] = _Spooled(segment, [(0, segment.rows)])
-        lots, skip = list[Lot](), 0
-        # After a restart the rows of one segment may lie apart in their partition: each run is a
-        # lot.
+        ranges, skip = list[SpooledRange](), 0
+        # After a restart the rows of one segment may lie apart in their partition: a range each.
         for partition, start, stop in segment.spans:
             rows = stop - start
-            lots.append(Lot(number, partition, start, skip, rows, segment.share(skip, rows)))
+            nbytes = segment.share(skip, rows)
+            ranges.append(SpooledRange(number, partition, start, skip, rows, nbytes))
             skip += rows
-        return lots
+        return ranges
 
     def _find(self, number: int, skip: int, rows: int) -> _Spooled:
         spooled = self._segments.get(number)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkdl.control.messages import Lot
+from sparkdl.control.messages import SpooledRange
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.failure import Code
 from sparkdl.feed.store.held import Budget
@@ -42,7 +42,7 @@ class NodeStore:
         limits: StoreLimits,
         timeout_s: float,
         on_segment: Callable[[StoredSegment, int], None],
-        on_spooled: Callable[[str, int, list[Lot]], None],
+        on_spooled: Callable[[str, int, list[SpooledRange]], None],
         on_pressure: Callable[[str], None],
     ) -> None:
         self.timeout_s = timeout_s
@@ -99,7 +99,7 @@ class NodeStore:
             # Under one lock, so that `close` never finds the rows between spool and log.
             self.log(feed).enter(self.spool(feed).take(number, skip, rows))
 
-    def recall(self, feed: str, epoch: int, run: str) -> Sequence[Lot]:
+    def recall(self, feed: str, epoch: int, run: str) -> Sequence[SpooledRange]:
         """Spool retained rows again that a job has brought; return what there is."""
         with self.budget.lock:
             found = self.budget.pop_retained(lambda each, _: (each.feed, each.run) == (feed, run))

@@ -49,7 +49,7 @@ class NodeFeed:
         waits: user code waits for a row, and has been sent all that there are.
         has_told_wait: the driver knows of it.
         is_reclaimed: the child was asked for room and has not released anything yet.
-        lots: rows that were spooled and not reported yet, by epoch.
+        ranges: rows that were spooled and not reported yet, by epoch.
         full: the last epoch with a segment that has waited for room in the spool.
         fetcher: fetches rows from other agents, once some were assigned.
         ordered: how many grants of rows of other agents there were in all.
@@ -66,7 +66,7 @@ class NodeFeed:
     waits: bool = False
     has_told_wait: bool = False
     is_reclaimed: bool = False
-    lots: dict[int, list[msg.Lot]] = field(default_factory=dict)
+    ranges: dict[int, list[msg.SpooledRange]] = field(default_factory=dict)
     full: int = -1
     fetcher: Fetcher | None = None
     ordered: int = 0
@@ -219,8 +219,8 @@ class NodeFeeds:
         match message:
             case msg.FeedBegin(name, epoch, last_epoch, run, retain):
                 self._send_to_child(message, -1)
-                if run and (lots := self.store.recall(name, epoch, run)):
-                    feed.lots.setdefault(epoch, []).extend(lots)
+                if run and (ranges := self.store.recall(name, epoch, run)):
+                    feed.ranges.setdefault(epoch, []).extend(ranges)
                     self._needs.call()  # before it is reported that the epoch has begun
                 log.expect(last_epoch)
                 log.retain_read(retain)
@@ -266,8 +266,8 @@ class NodeFeeds:
         except (FeedClosedError, OSError) as error:
             feed.lacks_rows = True
             self._note_lacking(self.store.generation, "exception", str(error))
-        for lot in order.unwanted:
-            self.store.spool(name).free(lot.number, lot.skip, lot.rows)
+        for piece in order.unwanted:
+            self.store.spool(name).free(piece.number, piece.skip, piece.rows)
         if fetches:
             self._fetch(feed, fetches)
 
@@ -379,8 +379,8 @@ class NodeFeeds:
         message = convert(segment, channel.Segment, from_attributes=True)
         self._soon(self._pass_segment, message, fd)
 
-    def _on_spooled(self, feed: str, epoch: int, lots: list[msg.Lot]) -> None:
-        self._soon(self._note_lots, self.store.generation, feed, epoch, lots)
+    def _on_spooled(self, feed: str, epoch: int, ranges: list[msg.SpooledRange]) -> None:
+        self._soon(self._note_spooled, self.store.generation, feed, epoch, ranges)
 
     def _soon(self, function: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop has ended, and no caller waits
@@ -395,14 +395,16 @@ class NodeFeeds:
             feed.waits = False
             self._report(feed)
 
-    def _note_lots(self, generation: int, name: str, epoch: int, lots: list[msg.Lot]) -> None:
+    def _note_spooled(
+        self, generation: int, name: str, epoch: int, ranges: list[msg.SpooledRange]
+    ) -> None:
         feed = self._feed(name)
         # Threads of Flight may be late with rows of a spool that is closed by now.
-        if generation != self.store.generation or not (lots or epoch > feed.full):
+        if generation != self.store.generation or not (ranges or epoch > feed.full):
             return
-        if not lots:
+        if not ranges:
             feed.full = epoch
-        feed.lots.setdefault(epoch, []).extend(lots)
+        feed.ranges.setdefault(epoch, []).extend(ranges)
         self._needs.request()
 
     def _note_arrived(self, feed: NodeFeed, fetches: int) -> None:
@@ -466,8 +468,8 @@ class NodeFeeds:
 
     def _report_needs(self) -> None:
         for name, feed in self._feeds.items():
-            lots, feed.lots = feed.lots, {}
-            for epoch, found in lots.items():
+            ranges, feed.ranges = feed.ranges, {}
+            for epoch, found in ranges.items():
                 of = (self.store.generation, name, epoch)
                 is_full = epoch <= feed.full
                 self._report_to_driver(msg.Spooled(*of, tuple(found), self._memory_nbytes, is_full))

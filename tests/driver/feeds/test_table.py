@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sparkdl.control.messages import Grant, Lot
+from sparkdl.control.messages import Grant, SpooledRange
 from sparkdl.driver.feeds.table import FIRST_GRACE_S, WINDOW_NBYTES, RowTable, level
 
 TOTALS = st.lists(st.integers(0, 60), max_size=8)
@@ -38,8 +38,8 @@ def test_level_is_the_same_as_giving_each_row_to_the_lowest_node(
     assert level(num_rows, totals) == pour_one_by_one(num_rows, totals)
 
 
-def lot(number: int, start: int, rows: int, partition: int = 0) -> Lot:
-    return Lot(number, partition, start, 0, rows, rows)
+def piece(number: int, start: int, rows: int, partition: int = 0) -> SpooledRange:
+    return SpooledRange(number, partition, start, 0, rows, rows)
 
 
 def rows_of(grants: Sequence[Grant]) -> list[tuple[int, int]]:
@@ -52,8 +52,8 @@ def rows_of(grants: Sequence[Grant]) -> list[tuple[int, int]]:
 
 def test_rows_of_the_own_agent_come_first_and_do_not_wait() -> None:
     table = RowTable({}, {})
-    table.add(0, [lot(0, 0, 10)], ROOM_NBYTES, 0.0)
-    table.add(1, [lot(0, 10, 8)], ROOM_NBYTES, 0.0)
+    table.add(0, [piece(0, 0, 10)], ROOM_NBYTES, 0.0)
+    table.add(1, [piece(0, 10, 8)], ROOM_NBYTES, 0.0)
     assert table.assign({0: SHORT, 1: SHORT}, 0.0) == {
         0: [Grant(0, 0, 0, 8, ((0, 0, 8),))],
         1: [Grant(1, 0, 0, 8, ((0, 10, 18),))],
@@ -67,7 +67,7 @@ def test_rows_of_the_own_agent_come_first_and_do_not_wait() -> None:
 
 def test_rows_of_another_agent_come_after_a_moment() -> None:
     table = RowTable({}, {})
-    table.add(0, [lot(0, 0, 10)], ROOM_NBYTES, 0.0)
+    table.add(0, [piece(0, 0, 10)], ROOM_NBYTES, 0.0)
     assert table.assign({0: SHORT, 1: SHORT}, 5.0) == {}
     assert table.due_s == 5.0 + FIRST_GRACE_S
     grants = table.assign({0: SHORT, 1: SHORT}, table.due_s)
@@ -78,7 +78,7 @@ def test_rows_of_another_agent_come_after_a_moment() -> None:
 
 def test_rows_ahead_count_and_rows_done_do_not_come_again() -> None:
     table = RowTable({0: 3}, {0: ((0, 5),)})
-    assert table.add(0, [lot(0, 0, 10)], ROOM_NBYTES, 0.0) == [Lot(0, 0, 0, 0, 5)]
+    assert table.add(0, [piece(0, 0, 10)], ROOM_NBYTES, 0.0) == [SpooledRange(0, 0, 0, 0, 5)]
     assert table.known == {0: ((0, 10),)}
     table.assign_rest([0, 1])
     assert table.assigned == {0: 1, 1: 4}
@@ -88,7 +88,7 @@ def test_rows_that_are_shuffled_are_dealt_once_all_are_here_or_a_spool_is_full()
     tables = [RowTable({}, {}, Random(seed)) for seed in (1, 2)]
     for table in tables:
         for agent in range(2):
-            table.add(agent, [lot(0, 1000 * agent, 1000)], ROOM_NBYTES, 0.0)
+            table.add(agent, [piece(0, 1000 * agent, 1000)], ROOM_NBYTES, 0.0)
         assert table.assign({0: SHORT, 1: SHORT}, 99.0) == {}
     dealt = [{n: rows_of(some) for n, some in t.assign_rest([0, 1]).items()} for t in tables]
     for deal in dealt:
@@ -98,7 +98,7 @@ def test_rows_that_are_shuffled_are_dealt_once_all_are_here_or_a_spool_is_full()
             assert 250 < sum(row < 1000 for _, row in rows) < 750, "rows of both agents"
     assert dealt[0] != dealt[1]
     full = RowTable({}, {}, Random(1))
-    full.add(0, [lot(0, 0, 1000)], ROOM_NBYTES, 0.0)
+    full.add(0, [piece(0, 0, 1000)], ROOM_NBYTES, 0.0)
     full.add(0, [], ROOM_NBYTES, 0.0, is_full=True)
     grants = full.assign({0: SHORT, 1: SHORT}, 0.0)
     assert {n: sum(grant.rows for grant in some) for n, some in grants.items()} == {0: 500, 1: 500}
@@ -119,7 +119,7 @@ def fed_at(*periods_s: float) -> tuple[RowTable, int]:
             at_s += period_s * (0.5 + random.random())
     turns = itertools.pairwise([*sorted(comes), (seconds, 0)])
     for number, ((now_s, agent), (next_s, _)) in enumerate(turns):
-        new = Lot(number, agent, 2500 * number, 0, 2500, 8 << 20)
+        new = SpooledRange(number, agent, 2500 * number, 0, 2500, 8 << 20)
         table.add(agent, [new], 1 << 30, now_s)
         table.assign(needs, now_s)
         while table.due_s < next_s:
@@ -146,11 +146,11 @@ def test_agent_that_gets_few_rows_does_not_hold_up_the_others() -> None:
 
 def test_what_is_withdrawn_is_named_by_agent() -> None:
     table = RowTable({}, {})
-    table.add(1, [lot(0, 0, 4), lot(1, 4, 4)], ROOM_NBYTES, 0.0)
+    table.add(1, [piece(0, 0, 4), piece(1, 4, 4)], ROOM_NBYTES, 0.0)
     table.assign({1: SHORT}, 0.0)
     assert table.withdraw() == {}
-    table.add(1, [lot(2, 8, 4)], ROOM_NBYTES, 0.0)
-    assert table.withdraw() == {1: [Lot(2, 0, 8, 0, 4)]}
+    table.add(1, [piece(2, 8, 4)], ROOM_NBYTES, 0.0)
+    assert table.withdraw() == {1: [SpooledRange(2, 0, 8, 0, 4)]}
     assert table.rows_waiting == 0
     assert table.is_complete({0: 12, 1: 0})
     assert not table.is_complete({0: 13})
@@ -189,7 +189,7 @@ class Training:
                 some = min(rows - brought[part], 1 + self.random.randrange(30))
                 if some and self.spooled[agent] + some <= room:
                     self.spooled[agent] += some
-                    new = lot(next(numbers), brought[part], some, part)
+                    new = piece(next(numbers), brought[part], some, part)
                     self.table.add(agent, [new], ROOM_NBYTES // 10, self.now_s)
                     brought[part] += some
                     moved = True

@@ -22,8 +22,8 @@ from sparkdl.control.messages import (
     FeedCut,
     Grant,
     Granted,
-    Lot,
     Spooled,
+    SpooledRange,
 )
 from sparkdl.control.rows import EpochCount, EpochRows, FeedCount, Given, merge_epochs
 from sparkdl.core.errors import (
@@ -92,8 +92,8 @@ class Play(Played):
         """Have the agents report so many rows of partition 0, one after the other."""
         said, start = list[fs.Action](), 0
         for node_id, num_rows in enumerate(rows):
-            lots = (Lot(0, 0, start, 0, num_rows, 1),)
-            message = Spooled(generation, "input", epoch, lots, ROOM_NBYTES)
+            ranges = (SpooledRange(0, 0, start, 0, num_rows, 1),)
+            message = Spooled(generation, "input", epoch, ranges, ROOM_NBYTES)
             said += self.say(fs.RowsSpooled(((node_id, message),)))
             start += num_rows
         return said
@@ -135,7 +135,7 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
     ], "so that both have equally many"
     assert play.seen({"epoch_rows": 5}, {"epoch_rows": 4}) == [sent(Granted("input", 0, 4))]
     assert play.say(fs.JobEnded(1, fed(10))) == [], "the last row has not been reported"
-    last = Spooled(0, "input", 0, (Lot(1, 0, 9, 0, 1, 1),), ROOM_NBYTES)
+    last = Spooled(0, "input", 0, (SpooledRange(1, 0, 9, 0, 1, 1),), ROOM_NBYTES)
     assert play.say(fs.RowsSpooled(((1, last),))) == [
         *granted(start, 0, Grant(0, 0, 4, 1, ((0, 4, 5),))),
         *granted(start, 1, Grant(1, 1, 0, 1, ((0, 9, 10),))),
@@ -469,8 +469,8 @@ class Simulation:
         return True
 
     def _assign(self, node: SimulatedNode, order: Assign) -> None:
-        for lot in order.unwanted:
-            del node.spool[lot.number]
+        for piece in order.unwanted:
+            del node.spool[piece.number]
         for grant in order.grants:
             if grant.holder == node.node_id:
                 node.receive(order.epoch, node.spool.pop(grant.number).row, order.run)
@@ -486,8 +486,8 @@ class Simulation:
     def _spool(self, node: SimulatedNode, epoch: int, run: str, row: Row) -> None:
         number = next(node.numbers)
         node.spool[number] = Spooling(epoch, run, row)
-        lot = Lot(number, row[1], row[2], 0, 1, 1)
-        message = Spooled(self.generation, "input", epoch, (lot,), self.room_nbytes)
+        piece = SpooledRange(number, row[1], row[2], 0, 1, 1)
+        message = Spooled(self.generation, "input", epoch, (piece,), self.room_nbytes)
         self.reports.append((node.node_id, message))
 
     def fetch(self) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sparkdl.control.messages import Lot
+from sparkdl.control.messages import SpooledRange
 from sparkdl.control.rows import EpochCount
 from sparkdl.feed.store.held import AppendRequest, HeldSegments, Use
 from sparkdl.feed.store.segment import StoredSegment, read_segment, segment_nbytes
@@ -46,10 +46,14 @@ class Node:
     """A store, what it has reported of its spool, and what its child was sent."""
 
     def __init__(self, limits: StoreLimits, segments: int = 1000) -> None:
-        self.lots: list[Lot] = []
+        self.ranges: list[SpooledRange] = []
         self.segments: list[StoredSegment] = []
         self.store = NodeStore(
-            limits, SOON_S, noting(self.segments), lambda *of: self.lots.extend(of[2]), self._press
+            limits,
+            SOON_S,
+            noting(self.segments),
+            lambda *of: self.ranges.extend(of[2]),
+            self._press,
         )
         self.store.budget.limit_segments = segments
         self.pressed = 0
@@ -99,7 +103,7 @@ class Node:
 
     def found(self, run: str = "run") -> list[tuple[int, int]]:
         """Return which rows of a job are found again: the first row, how many."""
-        return sorted((lot.start, lot.rows) for lot in self.store.recall(FEED, 0, run))
+        return sorted((piece.start, piece.rows) for piece in self.store.recall(FEED, 0, run))
 
     @property
     def used(self) -> tuple[int, int, int]:
@@ -132,10 +136,10 @@ def test_rows_that_are_apart_in_their_partition_are_lots_of_one_segment() -> Non
     with node() as it:
         request = AppendRequest(spans=((3, 0, 40), (3, 70, 130)), run="run")
         assert it.store.spool(FEED).append(BATCH, request)
-        assert [(lot.number, lot.start, lot.skip, lot.rows) for lot in it.lots] == [
+        assert [(piece.number, piece.start, piece.skip, piece.rows) for piece in it.ranges] == [
             *((0, 0, 0, 40), (0, 70, 40, 60)),
         ]
-        assert sum(lot.nbytes for lot in it.lots) == NBYTES
+        assert sum(piece.nbytes for piece in it.ranges) == NBYTES
         it.store.grant(FEED, 0, 30, 20)
         assert it.segments[0].spans == ((3, 30, 40), (3, 70, 80))
 
@@ -224,12 +228,12 @@ def test_rows_that_come_again_are_retained_until_none_do() -> None:
         it.store.grant(FEED, 0, 0, 100)
         log.forget(9)  # a checkpoint covers them: the next epoch reads them all the same
         log.release([0])
-        (lot,) = it.store.recall(FEED, 1, "run")
-        it.store.grant(FEED, lot.number, 0, 60)
+        (piece,) = it.store.recall(FEED, 1, "run")
+        it.store.grant(FEED, piece.number, 0, 60)
         log.release([1])
         log.retain_read(comes_again=False)
         assert it.store.recall(FEED, 2, "run") == [], "the call has ended early"
-        it.store.grant(FEED, lot.number, 60, 40)
+        it.store.grant(FEED, piece.number, 60, 40)
         log.release([2])
         assert it.used == (0, 0, 0)
 
@@ -314,7 +318,7 @@ class Moves(RuleBasedStateMachine):
         )
         self.it = Node(limits, most)
         self.epoch = self.generation = self.row = 0
-        self.lots: dict[int, list[tuple[int, int, int]]] = {}
+        self.ranges: dict[int, list[tuple[int, int, int]]] = {}
         self.here: dict[int, tuple[int, int]] = {}  # in the log, by number: first row, rows
         self.spooled: set[int] = set()
         self.settled: set[int] = set()
@@ -324,16 +328,16 @@ class Moves(RuleBasedStateMachine):
     def _notice(self) -> None:
         """Note what the store has reported."""
         assert self.it is not None
-        for lot in self.it.lots:
-            self.lots[lot.number] = [(lot.start, 0, lot.rows)]
-            self.spooled |= set(range(lot.start, lot.start + lot.rows))
-        self.it.lots.clear()
+        for piece in self.it.ranges:
+            self.ranges[piece.number] = [(piece.start, 0, piece.rows)]
+            self.spooled |= set(range(piece.start, piece.start + piece.rows))
+        self.it.ranges.clear()
 
     @rule(rows=st.integers(1, 150), keep=st.booleans(), late=st.booleans())
     @precondition(lambda self: self.it is not None)
     def feeder_brings(self, rows: int, keep: bool, late: bool) -> None:
         assert self.it is not None
-        is_empty = not self.lots
+        is_empty = not self.ranges
         outcome = self.it.bring(0, self.row, rows, keep, self.epoch - late)
         assert outcome is not False or late
         assert outcome or late or not is_empty
@@ -341,17 +345,17 @@ class Moves(RuleBasedStateMachine):
         self.row += rows
 
     @rule(at=NUMBER, skip=NUMBER, rows=st.integers(1, 150), own=st.booleans())
-    @precondition(lambda self: self.it is not None and self.lots)
+    @precondition(lambda self: self.it is not None and self.ranges)
     def driver_grants(self, at: int, skip: int, rows: int, own: bool) -> None:
         assert self.it is not None
-        number = list(self.lots)[at % len(self.lots)]
-        windows = self.lots[number]
+        number = list(self.ranges)[at % len(self.ranges)]
+        windows = self.ranges[number]
         first, low, high = windows.pop(skip % len(windows))
         low_cut = min(high - 1, low + skip)
         high_cut = min(high, low_cut + rows)
         windows += [(first, a, b) for a, b in ((low, low_cut), (high_cut, high)) if a < b]
         if not windows:
-            del self.lots[number]
+            del self.ranges[number]
         granted = range(first + low_cut, first + high_cut)
         count = high_cut - low_cut
         spool = self.it.store.spool(FEED)
@@ -367,15 +371,15 @@ class Moves(RuleBasedStateMachine):
         self.spooled -= set(granted)
 
     @rule(at=NUMBER)
-    @precondition(lambda self: self.it is not None and self.lots)
+    @precondition(lambda self: self.it is not None and self.ranges)
     def driver_wants_no_more(self, at: int) -> None:
         assert self.it is not None
-        number = list(self.lots)[at % len(self.lots)]
+        number = list(self.ranges)[at % len(self.ranges)]
         self._drop(number)
 
     def _drop(self, number: int) -> None:
         assert self.it is not None
-        for first, low, high in self.lots.pop(number):
+        for first, low, high in self.ranges.pop(number):
             self.spooled -= set(range(first + low, first + high))
             self.it.store.spool(FEED).free(number, low, high - low)
 
@@ -418,7 +422,7 @@ class Moves(RuleBasedStateMachine):
     def _leave_spooled_of_old_epochs(self) -> None:
         """Rows of an epoch that was cut go to other nodes alone; drop them here."""
         assert self.it is not None
-        for number in list(self.lots):
+        for number in list(self.ranges):
             self._drop(number)
 
     @rule(recalls=st.booleans())
@@ -430,15 +434,15 @@ class Moves(RuleBasedStateMachine):
         self.generation += 1
         self.it.store.reopen(self.generation)
         self.it.segments.clear()
-        self.lots, self.spooled = {}, set()
+        self.ranges, self.spooled = {}, set()
         self.here.clear()
         self.settled, self.covered = set(), set()
         self.epoch = 0
         if recalls:
-            lots = self.it.store.recall(FEED, 0, "run")
-            self.it.lots += lots
+            ranges = self.it.store.recall(FEED, 0, "run")
+            self.it.ranges += ranges
             self._notice()
-            assert sum(lot.rows for lot in lots) == len(self.spooled), "no row twice"
+            assert sum(piece.rows for piece in ranges) == len(self.spooled), "no row twice"
             assert not before - self.spooled or not self.it.store._keeps
 
     @rule()
@@ -456,7 +460,7 @@ class Moves(RuleBasedStateMachine):
         if self.it is None:
             return
         budget = self.it.store.budget
-        held = sum(len(windows) > 0 for windows in self.lots.values())
+        held = sum(len(windows) > 0 for windows in self.ranges.values())
         assert budget._segments[Use.SPOOL, FEED] == held
         assert budget._segments[Use.LOG, FEED] == len(self.here)
         assert min(budget._nbytes.values(), default=0) >= 0
