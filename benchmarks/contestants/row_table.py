@@ -49,7 +49,7 @@ class Feeding:
                 assert data
                 if isinstance(action.message, msg.Assign):
                     (node,) = action.node_ids
-                    self.got[node] += sum(grant.rows for grant in action.message.grants)
+                    self.got[node] += sum(each.rows for each in action.message.ranges)
 
     def run(self) -> dict[str, float]:
         """Feed for `SECONDS`; return the figures."""

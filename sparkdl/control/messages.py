@@ -328,13 +328,13 @@ class ReadShare(Message, frozen=True):
     keep: bool = False
 
 
-class Grant(msgspec.Struct, frozen=True, array_like=True):
+class AssignedRange(msgspec.Struct, frozen=True, array_like=True):
     """Rows of one segment, for one node.
 
     Attributes:
         holder: the node, by id, in whose agent's spool the segment is.
         number: of the segment, there.
-        skip: rows of the segment before the first granted one.
+        skip: rows of the segment before the first assigned one.
         spans: the partition and numbers of these rows, in order.
     """
 
@@ -358,7 +358,7 @@ class Assign(Message, frozen=True):
     feed: str
     epoch: int
     run: str
-    grants: tuple[Grant, ...] = ()
+    ranges: tuple[AssignedRange, ...] = ()
     uris: dict[int, str] = {}
     unwanted: tuple[SpooledRange, ...] = ()
     keep: bool = False

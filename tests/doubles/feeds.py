@@ -20,10 +20,10 @@ import pyarrow as pa
 from sparkdl.control.channel import ChildPipe, Consumed, EndMark, Local, Release, Segment
 from sparkdl.control.messages import (
     Assign,
+    AssignedRange,
     EpochEnd,
     FeedEnd,
     FeedProgress,
-    Grant,
     Spooled,
     SpooledRange,
 )
@@ -341,7 +341,7 @@ class LevelDriver:
 
     def assign(self, holder: LocalNode, spooled: Spooled) -> None:
         with self._lock:
-            grants: dict[int, list[Grant]] = {node.node_id: [] for node in self._nodes}
+            assigned: dict[int, list[AssignedRange]] = {node.node_id: [] for node in self._nodes}
             for piece in spooled.ranges:
                 skip = 0
                 most_first = [node_id for node_id, _ in self._totals.most_common()]
@@ -349,11 +349,11 @@ class LevelDriver:
                     rows = (piece.rows - skip) // (len(most_first) - place)
                     spans = ((piece.partition, piece.start + skip, piece.start + skip + rows),)
                     what = (holder.node_id, piece.number, piece.skip + skip, rows, spans)
-                    grants[node_id] += [Grant(*what)] * bool(rows)
+                    assigned[node_id] += [AssignedRange(*what)] * bool(rows)
                     self._totals[node_id] += rows
                     skip += rows
             for node in self._nodes:
-                if found := tuple(grants[node.node_id]):
+                if found := tuple(assigned[node.node_id]):
                     uris = {holder.node_id: holder.uri}
                     node.soon(Assign(spooled.feed, spooled.epoch, "run", found, uris))
 

@@ -23,10 +23,12 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 
-from sparkdl.control.messages import Grant, SpooledRange
+from sparkdl.control.messages import AssignedRange, SpooledRange
 from sparkdl.control.rows import PartRows
 from sparkdl.core.row_ranges import Range, add_range, merge_ranges
 from sparkdl.core.throttle import LOTS_PER_S, period_s
+
+Assigned = dict[int, list[AssignedRange]]
 
 FIRST_GRACE_S = 0.05
 GRACE_S = 0.5
@@ -145,25 +147,25 @@ class RowTable:
             not rows or self._known.get(part) == [(0, rows)] for part, rows in num_rows.items()
         )
 
-    def assign(self, unread: Mapping[int, int], now_s: float) -> dict[int, list[Grant]]:
+    def assign(self, unread: Mapping[int, int], now_s: float) -> Assigned:
         """Assign rows to nodes that run short; `unread` is 0 for one that waits for a row."""
-        grants: dict[int, list[Grant]] = {}
+        assigned: Assigned = {}
         if self._waits_for_all:
-            return grants
+            return assigned
         now = Counter(unread)
-        while granted := self._assign_once(now, now_s):
-            for node, more in granted.items():
-                grants.setdefault(node, []).extend(more)
-                now[node] += sum(grant.rows for grant in more)
-        return grants
+        while next_ones := self._assign_once(now, now_s):
+            for node, more in next_ones.items():
+                assigned.setdefault(node, []).extend(more)
+                now[node] += sum(each.rows for each in more)
+        return assigned
 
-    def _assign_once(self, unread: Mapping[int, int], now_s: float) -> dict[int, list[Grant]]:
+    def _assign_once(self, unread: Mapping[int, int], now_s: float) -> Assigned:
         self.due_s = math.inf
         if not self.rows_waiting:
             return {}
         rooms = {node: self._window(node) - rows for node, rows in unread.items()}
         open_to = [node for node, room in rooms.items() if room > 0]
-        # No node has run down to half of its window. Waiting makes grants larger and messages
+        # No node has run down to half of its window. Waiting makes ranges larger and messages
         # fewer.
         if not any(2 * unread[node] < self._window(node) for node in open_to):
             return {}
@@ -179,7 +181,7 @@ class RowTable:
             self._short_since_s = None
             lacking = sum(max(0, aim - total) for total in totals.values())
             shares = level(min(self.rows_waiting, lacking), [*totals.values()])
-            return self._grant({n: r for n, r in zip(open_to, shares, strict=True) if r})
+            return self._share_out({n: r for n, r in zip(open_to, shares, strict=True) if r})
         # Last resort: rows of other agents, after a grace in which own rows may come, or once an
         # agent holds so many that its feeders will soon have to wait.
         some = {node: -(-self._window(node) // _MOVED_SHARE) for node in open_to}
@@ -199,14 +201,14 @@ class RowTable:
         shares = level(
             min(self.rows_waiting, sum(some.values())), [totals[node] for node in open_to]
         )
-        return self._grant({n: min(rooms[n], r) for n, r in zip(open_to, shares, strict=True)})
+        return self._share_out({n: min(rooms[n], r) for n, r in zip(open_to, shares, strict=True)})
 
-    def assign_rest(self, nodes: Sequence[int]) -> dict[int, list[Grant]]:
+    def assign_rest(self, nodes: Sequence[int]) -> Assigned:
         nodes = sorted(nodes)
         if not nodes or not self.rows_waiting:
             return {}
         shares = level(self.rows_waiting, [self._total(node) for node in nodes])
-        return self._grant(dict(zip(nodes, shares, strict=True)))
+        return self._share_out(dict(zip(nodes, shares, strict=True)))
 
     def withdraw(self) -> dict[int, list[SpooledRange]]:
         left = {holder: [*spool.pieces] for holder, spool in self._spools.items() if spool.pieces}
@@ -234,35 +236,35 @@ class RowTable:
         nbytes = min(WINDOW_NBYTES, room_nbytes // _WINDOW_SHARE)
         return max(nbytes * self._seen // max(1, self._nbytes), self._seen // self._num_ranges)
 
-    def _grant(self, shares: Mapping[int, int]) -> dict[int, list[Grant]]:
+    def _share_out(self, shares: Mapping[int, int]) -> Assigned:
         """Give each node so many rows: of its own agent's spool, then of the fullest ones."""
         if self._random is not None:
             return self._deal(shares, self._random)
-        grants: dict[int, list[Grant]] = {}
+        assigned: Assigned = {}
         left: dict[int, int] = {}
         for node, rows in shares.items():
             own = min(rows, self._waiting_at(node))
             if own > 0:
-                self._take(grants, node, node, own)
+                self._take(assigned, node, node, own)
             if rows > own:
                 left[node] = rows - own
         for node, rows in left.items():
             while rows and self.rows_waiting:
                 holder = max(self._spools, key=self._waiting_at)
                 taken = min(rows, self._waiting_at(holder))
-                self._take(grants, node, holder, taken)
+                self._take(assigned, node, holder, taken)
                 self.rows_moved += taken
                 rows -= taken
-        return grants
+        return assigned
 
-    def _take(self, grants: dict[int, list[Grant]], node: int, holder: int, rows: int) -> None:
+    def _take(self, assigned: Assigned, node: int, holder: int, rows: int) -> None:
         pieces = self._spools[holder].take(rows, from_end=node != holder)
-        grants.setdefault(node, []).extend(_windows(holder, pieces))
+        assigned.setdefault(node, []).extend(_windows(holder, pieces))
         self.assigned[node] += rows
         self.rows_waiting -= rows
 
-    def _deal(self, shares: Mapping[int, int], random: Random) -> dict[int, list[Grant]]:
-        # Blocks are small enough to mix the spools, and large enough to keep the grants few.
+    def _deal(self, shares: Mapping[int, int], random: Random) -> Assigned:
+        # Blocks are small enough to mix the spools, and large enough to keep ranges few.
         nbytes = self._nbytes * self.rows_waiting // max(1, self._seen)
         blocks = min(MAX_BLOCKS, max(MIN_BLOCKS, nbytes // len(shares) // BLOCK_NBYTES))
         most = max(1, self.rows_waiting // (len(shares) * blocks))
@@ -273,7 +275,7 @@ class RowTable:
             for block in _blocks(piece, most)
         ]
         random.shuffle(deck)
-        grants: dict[int, list[Grant]] = {}
+        assigned: Assigned = {}
         for node, rows in shares.items():
             left = rows
             while left:
@@ -281,7 +283,7 @@ class RowTable:
                 if block.rows > left:
                     block, rest = _split(block, left)
                     deck.append((holder, rest))
-                grants.setdefault(node, []).append(_window(holder, [block]))
+                assigned.setdefault(node, []).append(_window(holder, [block]))
                 self.rows_moved += block.rows if holder != node else 0
                 left -= block.rows
             self.assigned[node] += rows
@@ -289,11 +291,11 @@ class RowTable:
         # Rows that were not dealt this time wait in their spools again.
         for holder, block in deck:
             self._spools[holder].add(block)
-        return grants
+        return assigned
 
 
-def _windows(holder: int, pieces: Iterable[SpooledRange]) -> Iterator[Grant]:
-    """Yield grants of pieces; consecutive pieces of a segment make one window."""
+def _windows(holder: int, pieces: Iterable[SpooledRange]) -> Iterator[AssignedRange]:
+    """Yield ranges of pieces; consecutive pieces of a segment make one window."""
     window: list[SpooledRange] = []
     for piece in pieces:
         last = window[-1] if window else piece
@@ -305,10 +307,10 @@ def _windows(holder: int, pieces: Iterable[SpooledRange]) -> Iterator[Grant]:
         yield _window(holder, window)
 
 
-def _window(holder: int, pieces: Sequence[SpooledRange]) -> Grant:
+def _window(holder: int, pieces: Sequence[SpooledRange]) -> AssignedRange:
     spans = tuple((p.partition, p.start, p.start + p.rows) for p in pieces)
     rows = sum(piece.rows for piece in pieces)
-    return Grant(holder, pieces[0].number, pieces[0].skip, rows, spans)
+    return AssignedRange(holder, pieces[0].number, pieces[0].skip, rows, spans)
 
 
 def level(num_rows: int, totals: Sequence[int]) -> list[int]:

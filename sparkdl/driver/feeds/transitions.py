@@ -23,7 +23,6 @@ from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
     FeedCut,
-    Grant,
     Granted,
     ReadShare,
     SpooledRange,
@@ -78,6 +77,7 @@ from sparkdl.driver.feeds.state import (
     with_feed,
     with_run,
 )
+from sparkdl.driver.feeds.table import Assigned
 from sparkdl.feed.transfer.messages import FeedSpec, Target
 from sparkdl.storage.parquet.source import ParquetSource
 
@@ -256,7 +256,7 @@ def _look_delivering(state: Delivering, now_s: float) -> Step[Delivering | Cutti
         return replace(state, error=problem, deadline_s=now_s), []
     if not state.job and run.table.is_complete(state.num_rows):
         rest = run.table.assign_rest([*feed.nodes.staying(run.node_ids)])
-        return _then(_granting(run.spec, rest), _cut(feed, run, now_s))
+        return _then(_assigning(run.spec, rest), _cut(feed, run, now_s))
     return _then(_assign(state, now_s), _watch(state, now_s))
 
 
@@ -271,7 +271,7 @@ def _assign(state: Delivering, now_s: float) -> list[Action]:
         return []
     counts = state.feed.nodes.staying(run.node_ids)
     unread = {node_id: _unread(run, node_id, count) for node_id, count in counts.items()}
-    return _granting(run.spec, run.table.assign(unread, now_s))
+    return _assigning(run.spec, run.table.assign(unread, now_s))
 
 
 def _unread(run: Run, node_id: int, count: FeedCount) -> int:
@@ -285,13 +285,13 @@ def _unread(run: Run, node_id: int, count: FeedCount) -> int:
     return 0 if count.waits and has_all else max(0, unread)
 
 
-def _granting(spec: FeedSpec, grants: Mapping[int, list[Grant]]) -> list[Action]:
+def _assigning(spec: FeedSpec, assigned: Assigned) -> list[Action]:
     said: list[Action] = []
     uris = {target.node_id: target.uri for target in spec.targets}
-    for node_id, each in grants.items():
-        others = {grant.holder for grant in each} - {node_id}
+    for node_id, ranges in assigned.items():
+        others = {each.holder for each in ranges} - {node_id}
         message = Assign(
-            *(spec.feed, spec.epoch, spec.run, tuple(each)),
+            *(spec.feed, spec.epoch, spec.run, tuple(ranges)),
             uris={holder: uris[holder] for holder in sorted(others)},
             keep=spec.keep,
         )

@@ -1,7 +1,7 @@
 """The rows of one feed that feeders have brought to an agent and the driver has not assigned yet.
 
     append ──▶ ▓▓▓▓▓▓▓▓▓▓ a segment; its `SpooledRange` is reported
-               ▓▓▓░░░░▓▓▓ granted in windows: a window of this node's moves to its log (`take`),
+               ▓▓▓░░░░▓▓▓ assigned in windows: a window of this node's moves to its log (`take`),
                           one of another node is read and sent (`read`), then freed (`free`)
 
 Every row of a segment goes once: it is taken, freed, dropped with the rest of its segment, or left

@@ -93,7 +93,7 @@ class NodeStore:
                     spool.close()
             return spool
 
-    def grant(self, feed: str, number: int, skip: int, rows: int) -> None:
+    def assign(self, feed: str, number: int, skip: int, rows: int) -> None:
         """Move rows of the own spool to the log, without copying them or waiting for room."""
         with self.budget.lock:
             # Under one lock, so that `close` never finds the rows between spool and log.

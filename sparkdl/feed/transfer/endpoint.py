@@ -52,7 +52,7 @@ class NodeFeed:
         ranges: rows that were spooled and not reported yet, by epoch.
         full: the last epoch with a segment that has waited for room in the spool.
         fetcher: fetches rows from other agents, once some were assigned.
-        ordered: how many grants of rows of other agents there were in all.
+        ordered: how many ranges of rows of other agents there were in all.
         arrived: how many of them are here.
         lacks_rows: some rows are not where they should be: no mark goes past them.
         behind: the actions to perform once so many have arrived, in order.
@@ -258,11 +258,11 @@ class NodeFeeds:
         """Pass rows of the own spool to the child; have those of others fetched."""
         name, fetches = order.feed, list[Fetch]()
         try:
-            for grant in order.grants:
-                if grant.holder == self._peers.node_id:
-                    self.store.grant(name, grant.number, grant.skip, grant.rows)
+            for each in order.ranges:
+                if each.holder == self._peers.node_id:
+                    self.store.assign(name, each.number, each.skip, each.rows)
                 else:
-                    fetches.append((grant, order))
+                    fetches.append((each, order))
         except (FeedClosedError, OSError) as error:
             feed.lacks_rows = True
             self._note_lacking(self.store.generation, "exception", str(error))

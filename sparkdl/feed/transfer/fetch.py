@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from sparkdl.control.messages import Assign, Grant
+from sparkdl.control.messages import Assign, AssignedRange
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError, ReadError
 from sparkdl.core.failure import FailureKind
@@ -53,7 +53,7 @@ class Peers:
     patience_s: float
 
 
-Fetch = tuple[Grant, Assign]
+Fetch = tuple[AssignedRange, Assign]
 """Rows at another agent, and the message that assigned them."""
 
 
@@ -139,13 +139,13 @@ class Fetcher(threading.Thread):
         batch = self._call(fetches, self._get)
         if batch is None:  # it was stopped
             return
-        up_to = [*accumulate(grant.rows for grant, _ in fetches)]
+        up_to = [*accumulate(each.rows for each, _ in fetches)]
         # The holder sends whole windows, as many as it likes. Part of one would shift the
         # numbers of the rows.
         if batch.num_rows not in up_to:
             raise ReadError(f"it sent {batch.num_rows} rows, and windows end at {up_to}")
         here = fetches[: up_to.index(batch.num_rows) + 1]
-        spans = tuple(span for grant, _ in here for span in grant.spans)
+        spans = tuple(span for each, _ in here for span in each.spans)
         request = AppendRequest(order.epoch, keep=order.keep, spans=spans, run=order.run)
         # Whether the log still wants the rows or not, the holder may free them.
         self._log.append(batch, request)
@@ -159,7 +159,7 @@ class Fetcher(threading.Thread):
     def _call(self, fetches: list[Fetch], call: Call[T]) -> T | None:
         """Return what the holder answers, by as many connections as it takes; `None` if stopped."""
         uri = fetches[0][1].uris[fetches[0][0].holder]
-        windows = tuple((grant.number, grant.skip, grant.rows) for grant, _ in fetches)
+        windows = tuple((each.number, each.skip, each.rows) for each, _ in fetches)
         what = FetchTicket(self._log.feed, self._generation, self._call_nbytes, windows)
         ticket = msgspec.json.encode(what)
         deadline = Deadline.after(self._peers.patience_s)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sparkdl.control.messages import Grant, SpooledRange
+from sparkdl.control.messages import AssignedRange, SpooledRange
 from sparkdl.driver.feeds.table import FIRST_GRACE_S, WINDOW_NBYTES, RowTable, level
 
 TOTALS = st.lists(st.integers(0, 60), max_size=8)
@@ -42,11 +42,11 @@ def piece(number: int, start: int, rows: int, partition: int = 0) -> SpooledRang
     return SpooledRange(number, partition, start, 0, rows, rows)
 
 
-def rows_of(grants: Sequence[Grant]) -> list[tuple[int, int]]:
+def rows_of(assigned: Sequence[AssignedRange]) -> list[tuple[int, int]]:
     found = [
-        (p, i) for grant in grants for p, start, stop in grant.spans for i in range(start, stop)
+        (p, i) for each in assigned for p, start, stop in each.spans for i in range(start, stop)
     ]
-    assert len(found) == sum(grant.rows for grant in grants)
+    assert len(found) == sum(each.rows for each in assigned)
     return found
 
 
@@ -55,13 +55,13 @@ def test_rows_of_the_own_agent_come_first_and_do_not_wait() -> None:
     table.add(0, [piece(0, 0, 10)], ROOM_NBYTES, 0.0)
     table.add(1, [piece(0, 10, 8)], ROOM_NBYTES, 0.0)
     assert table.assign({0: SHORT, 1: SHORT}, 0.0) == {
-        0: [Grant(0, 0, 0, 8, ((0, 0, 8),))],
-        1: [Grant(1, 0, 0, 8, ((0, 10, 18),))],
+        0: [AssignedRange(0, 0, 0, 8, ((0, 0, 8),))],
+        1: [AssignedRange(1, 0, 0, 8, ((0, 10, 18),))],
     }
     assert (table.rows_waiting, table.rows_moved) == (2, 0)
     assert table.assign_rest([0, 1]) == {
-        0: [Grant(0, 0, 8, 1, ((0, 8, 9),))],
-        1: [Grant(0, 0, 9, 1, ((0, 9, 10),))],
+        0: [AssignedRange(0, 0, 8, 1, ((0, 8, 9),))],
+        1: [AssignedRange(0, 0, 9, 1, ((0, 9, 10),))],
     }
 
 
@@ -70,9 +70,11 @@ def test_rows_of_another_agent_come_after_a_moment() -> None:
     table.add(0, [piece(0, 0, 10)], ROOM_NBYTES, 0.0)
     assert table.assign({0: SHORT, 1: SHORT}, 5.0) == {}
     assert table.due_s == 5.0 + FIRST_GRACE_S
-    grants = table.assign({0: SHORT, 1: SHORT}, table.due_s)
+    assigned = table.assign({0: SHORT, 1: SHORT}, table.due_s)
     assert table.assigned == {0: 5, 1: 5}
-    assert sorted(rows_of([*itertools.chain(*grants.values())])) == [(0, row) for row in range(10)]
+    assert sorted(rows_of([*itertools.chain(*assigned.values())])) == [
+        (0, row) for row in range(10)
+    ]
     assert math.isinf(table.due_s)
 
 
@@ -100,8 +102,8 @@ def test_rows_that_are_shuffled_are_dealt_once_all_are_here_or_a_spool_is_full()
     full = RowTable({}, {}, Random(1))
     full.add(0, [piece(0, 0, 1000)], ROOM_NBYTES, 0.0)
     full.add(0, [], ROOM_NBYTES, 0.0, is_full=True)
-    grants = full.assign({0: SHORT, 1: SHORT}, 0.0)
-    assert {n: sum(grant.rows for grant in some) for n, some in grants.items()} == {0: 500, 1: 500}
+    assigned = full.assign({0: SHORT, 1: SHORT}, 0.0)
+    assert {n: sum(each.rows for each in some) for n, some in assigned.items()} == {0: 500, 1: 500}
 
 
 def fed_at(*periods_s: float) -> tuple[RowTable, int]:
@@ -206,10 +208,10 @@ class Training:
     def needs(self) -> dict[int, int]:
         return {n: self.table.assigned[n] - self.read[n] for n in range(len(self.speeds))}
 
-    def take(self, grants: dict[int, list[Grant]]) -> None:
-        for grant in itertools.chain(*grants.values()):
-            self.spooled[grant.holder] -= grant.rows
-            self.got.extend(rows_of([grant]))
+    def take(self, assigned: dict[int, list[AssignedRange]]) -> None:
+        for each in itertools.chain(*assigned.values()):
+            self.spooled[each.holder] -= each.rows
+            self.got.extend(rows_of([each]))
 
     def train(self) -> bool:
         unread = self.needs()

@@ -17,10 +17,10 @@ from msgspec import structs
 
 from sparkdl.control.messages import (
     Assign,
+    AssignedRange,
     EpochEnd,
     FeedBegin,
     FeedCut,
-    Grant,
     Granted,
     Spooled,
     SpooledRange,
@@ -110,11 +110,11 @@ def sent(message: Any) -> fs.Send:
 CUT_SHORT = sent(FeedCut("input", 0, is_short=True))
 
 
-def granted(start: fs.StartJob, node_id: int, *grants: Grant) -> list[fs.Action]:
+def assigned(start: fs.StartJob, node_id: int, *ranges: AssignedRange) -> list[fs.Action]:
     """Return how a node is told which rows it gets."""
-    holders = {grant.holder for grant in grants} - {node_id}
+    holders = {each.holder for each in ranges} - {node_id}
     uris = {holder: f"grpc://host:{holder}" for holder in sorted(holders)}
-    assign = Assign("input", start.spec.epoch, start.spec.run, grants, uris, keep=start.spec.keep)
+    assign = Assign("input", start.spec.epoch, start.spec.run, ranges, uris, keep=start.spec.keep)
     return [fs.Send(assign, frozenset({node_id}), start.spec.generation)]
 
 
@@ -130,15 +130,15 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
     assert isinstance(start, fs.StartJob)
     assert (start.job, start.data, start.ticket) == (1, "data", 7)
     assert play.spooled(5, 4) == [
-        *granted(start, 0, Grant(0, 0, 0, 4, ((0, 0, 4),))),
-        *granted(start, 1, Grant(1, 0, 0, 4, ((0, 5, 9),))),
+        *assigned(start, 0, AssignedRange(0, 0, 0, 4, ((0, 0, 4),))),
+        *assigned(start, 1, AssignedRange(1, 0, 0, 4, ((0, 5, 9),))),
     ], "so that both have equally many"
     assert play.seen({"epoch_rows": 5}, {"epoch_rows": 4}) == [sent(Granted("input", 0, 4))]
     assert play.say(fs.JobEnded(1, fed(10))) == [], "the last row has not been reported"
     last = Spooled(0, "input", 0, (SpooledRange(1, 0, 9, 0, 1, 1),), ROOM_NBYTES)
     assert play.say(fs.RowsSpooled(((1, last),))) == [
-        *granted(start, 0, Grant(0, 0, 4, 1, ((0, 4, 5),))),
-        *granted(start, 1, Grant(1, 1, 0, 1, ((0, 9, 10),))),
+        *assigned(start, 0, AssignedRange(0, 0, 4, 1, ((0, 4, 5),))),
+        *assigned(start, 1, AssignedRange(1, 1, 0, 1, ((0, 9, 10),))),
         sent(FeedCut("input", 0)),
     ]
     counted = [{"cut": EpochCount(0, 5), "epoch_rows": 0, "rows_received": 5}] * 2
@@ -303,12 +303,12 @@ class SimulatedNode:
     closed_to: int = -1
     closed: bool = False
     spool: dict[int, Spooling] = field(default_factory=dict)
-    """Rows that no node has been granted, or has fetched, by number."""
+    """Rows that no node has been assigned, or has fetched, by number."""
     retained: list[tuple[str, Row]] = field(default_factory=list)
     """Rows that no child has any more, and the run that brought them."""
     retains: bool = False
     runs: dict[Row, str] = field(default_factory=dict)
-    fetching: deque[tuple[Grant, int, str]] = field(default_factory=deque)
+    fetching: deque[tuple[AssignedRange, int, str]] = field(default_factory=deque)
     numbers: Iterator[int] = field(default_factory=itertools.count)
     reading: int = 0
     position: int = 0
@@ -471,11 +471,11 @@ class Simulation:
     def _assign(self, node: SimulatedNode, order: Assign) -> None:
         for piece in order.unwanted:
             del node.spool[piece.number]
-        for grant in order.grants:
-            if grant.holder == node.node_id:
-                node.receive(order.epoch, node.spool.pop(grant.number).row, order.run)
+        for each in order.ranges:
+            if each.holder == node.node_id:
+                node.receive(order.epoch, node.spool.pop(each.number).row, order.run)
             else:
-                node.fetching.append((grant, order.epoch, order.run))
+                node.fetching.append((each, order.epoch, order.run))
 
     def _recall(self, node: SimulatedNode, begin: FeedBegin) -> None:
         for run, row in node.retained:
@@ -496,8 +496,8 @@ class Simulation:
         if not nodes:
             return False
         node = nodes[self.draw(len(nodes))]
-        grant, epoch, run = node.fetching.popleft()
-        node.receive(epoch, self.nodes[grant.holder].spool.pop(grant.number).row, run)
+        each, epoch, run = node.fetching.popleft()
+        node.receive(epoch, self.nodes[each.holder].spool.pop(each.number).row, run)
         return True
 
     def report(self) -> bool:

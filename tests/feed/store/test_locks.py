@@ -54,7 +54,7 @@ def _noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_noted")
 def test_no_thread_takes_a_lock_on_a_rows_way_while_it_holds_another() -> None:
-    """Rows are spooled, granted, fetched, read and released, with room for a few of them."""
+    """Rows are spooled, assigned, fetched, read and released, with room for a few of them."""
     nbytes = segment.segment_nbytes(numbers(0, 100))
     with LocalNode(0, 4 * nbytes) as one, LocalNode(1, 4 * nbytes) as other:
         LevelDriver([one, other])

@@ -140,7 +140,7 @@ def test_rows_that_are_apart_in_their_partition_are_lots_of_one_segment() -> Non
             *((0, 0, 0, 40), (0, 70, 40, 60)),
         ]
         assert sum(piece.nbytes for piece in it.ranges) == NBYTES
-        it.store.grant(FEED, 0, 30, 20)
+        it.store.assign(FEED, 0, 30, 20)
         assert it.segments[0].spans == ((3, 30, 40), (3, 70, 80))
 
 
@@ -148,7 +148,7 @@ def test_rows_that_a_child_was_to_have_when_it_died_are_the_next_ones() -> None:
     with node(keeps=True) as it:
         it.bring()
         it.store.close("the child has died")
-        it.store.grant(FEED, 0, 0, 60)
+        it.store.assign(FEED, 0, 0, 60)
         it.store.reopen(1)
         assert it.found() == [(0, 60), (60, 40)]
 
@@ -225,15 +225,15 @@ def test_rows_that_come_again_are_retained_until_none_do() -> None:
         log = it.store.log(FEED)
         it.bring()
         log.retain_read(comes_again=True)
-        it.store.grant(FEED, 0, 0, 100)
+        it.store.assign(FEED, 0, 0, 100)
         log.forget(9)  # a checkpoint covers them: the next epoch reads them all the same
         log.release([0])
         (piece,) = it.store.recall(FEED, 1, "run")
-        it.store.grant(FEED, piece.number, 0, 60)
+        it.store.assign(FEED, piece.number, 0, 60)
         log.release([1])
         log.retain_read(comes_again=False)
         assert it.store.recall(FEED, 2, "run") == [], "the call has ended early"
-        it.store.grant(FEED, piece.number, 60, 40)
+        it.store.assign(FEED, piece.number, 60, 40)
         log.release([2])
         assert it.used == (0, 0, 0)
 
@@ -356,19 +356,19 @@ class Moves(RuleBasedStateMachine):
         windows += [(first, a, b) for a, b in ((low, low_cut), (high_cut, high)) if a < b]
         if not windows:
             del self.ranges[number]
-        granted = range(first + low_cut, first + high_cut)
+        assigned = range(first + low_cut, first + high_cut)
         count = high_cut - low_cut
         spool = self.it.store.spool(FEED)
         if own:
             before = len(self.it.segments)
-            self.it.store.grant(FEED, number, low_cut, count)
+            self.it.store.assign(FEED, number, low_cut, count)
             for segment in self.it.segments[before:]:
-                assert xs(segment) == list(granted)
-                self.here[segment.number] = granted.start, count
+                assert xs(segment) == list(assigned)
+                self.here[segment.number] = assigned.start, count
         else:
-            assert spool.read(number, low_cut, count).column("x").to_pylist() == list(granted)
+            assert spool.read(number, low_cut, count).column("x").to_pylist() == list(assigned)
             spool.free(number, low_cut, count)
-        self.spooled -= set(granted)
+        self.spooled -= set(assigned)
 
     @rule(at=NUMBER)
     @precondition(lambda self: self.it is not None and self.ranges)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from sparkdl.control.channel import EndMark, Reclaim
-from sparkdl.control.messages import Assign, EpochEnd, FeedBegin, FeedCut, FeedEnd, Grant
+from sparkdl.control.messages import Assign, AssignedRange, EpochEnd, FeedBegin, FeedCut, FeedEnd
 from sparkdl.control.rows import FeedCount
 from sparkdl.feed.store.held import AppendRequest
 from sparkdl.feed.store.segment import segment_nbytes
@@ -43,18 +43,18 @@ def holder_and_fetcher(nbytes: int = 1 << 28) -> Iterator[tuple[LocalNode, Local
         yield holder, node
 
 
-def grant(number: int = 0, skip: int = 0, rows: int = 100, start: int = 0) -> Grant:
-    return Grant(0, number, skip, rows, ((0, start, start + rows),))
+def range_of(number: int = 0, skip: int = 0, rows: int = 100, start: int = 0) -> AssignedRange:
+    return AssignedRange(0, number, skip, rows, ((0, start, start + rows),))
 
 
-def assign(node: LocalNode, uri: str, *grants: Grant) -> None:
-    node.call(lambda: node.feeds.on_driver_message(Assign(FEED, 0, "run", grants, {0: uri})))
+def assign(node: LocalNode, uri: str, *assigned: AssignedRange) -> None:
+    node.call(lambda: node.feeds.on_driver_message(Assign(FEED, 0, "run", assigned, {0: uri})))
 
 
 def test_windows_are_fetched_in_order_and_freed_at_their_holder() -> None:
     with holder_and_fetcher() as (holder, node):
         spool(holder, 0)
-        assign(node, holder.uri, grant(0, 50, 50, 50), grant(0, 0, 20, 0))
+        assign(node, holder.uri, range_of(0, 50, 50, 50), range_of(0, 0, 20, 0))
         node.wait_received(70)
         node.end_epoch(0, {1: 70})
         assert values(node.reader()) == [*range(50, 100), *range(20)]
@@ -66,7 +66,7 @@ def test_rows_that_were_fetched_are_covered_by_their_partition() -> None:
     with LocalNode(0) as holder, LocalNode(1, tracks=True) as node:
         holder.driver = node.driver = None
         spool(holder, 30)
-        assign(node, holder.uri, grant(0, 10, 90, 40))
+        assign(node, holder.uri, range_of(0, 10, 90, 40))
         node.wait_received(90)
         node.end_epoch(0, {1: 90})
         values(node.reader())
@@ -78,7 +78,7 @@ def test_marks_wait_until_the_rows_before_them_are_here() -> None:
     with holder_and_fetcher(NBYTES) as (holder, node):
         spool(holder, 0)
         spool(holder, 100)
-        assign(node, holder.uri, grant(), grant(1, start=100))
+        assign(node, holder.uri, range_of(), range_of(1, start=100))
         node.wait_received(100)  # the others find no room until the child has read these
         end = EpochEnd(FEED, 0, {1: 200})
         for message in (FeedCut(FEED, 0), end, FeedEnd(())):
@@ -100,7 +100,7 @@ def test_connection_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch) -
         spool(holder, 0)
         with NodeProxy(holder.target) as proxy:
             uri = proxy.target.uri
-        assign(node, uri, grant())
+        assign(node, uri, range_of())
         node.call(lambda: None)
         with NodeProxy(holder.target, port=int(uri.rpartition(":")[2])):
             node.wait_received(100)
@@ -114,7 +114,7 @@ def test_agent_that_does_not_answer_is_named_and_fails_the_node(other: str) -> N
         spool(holder, 0)
         with NodeProxy(holder.target) as link:
             link.stall() if other == "is silent" else link.cut()
-            assign(node, link.target.uri, grant())
+            assign(node, link.target.uri, range_of())
             assert until(lambda: bool(node.lacking))
         said = "unreachable: cannot fetch rows from worker:0: no answer from 127.0.0.1 within "
         assert node.lacking[0].startswith(said)
@@ -124,7 +124,7 @@ def test_agent_that_does_not_answer_is_named_and_fails_the_node(other: str) -> N
 def test_rows_that_are_not_there_fail_their_holder_and_are_waited_for() -> None:
     with holder_and_fetcher() as (holder, node):
         spool(holder, 0)
-        assign(node, holder.uri, grant(0, 0, 60), grant(1, 50, 10, 50))
+        assign(node, holder.uri, range_of(0, 0, 60), range_of(1, 50, 10, 50))
         assert until(lambda: bool(holder.lacking))
         assert "rows 50 to 60 of segment 1" in holder.lacking[0]
         node.wait_received(60)
@@ -135,7 +135,7 @@ def test_own_rows_that_are_not_there_fail_the_node_and_no_mark_goes_past_them() 
     with LocalNode(0) as node:
         node.driver = None
         spool(node, 0)
-        assign(node, "", grant(0, 0, 60), grant(1, 50, 10, 50))
+        assign(node, "", range_of(0, 0, 60), range_of(1, 50, 10, 50))
         node.call(lambda: node.feeds.on_driver_message(FeedCut(FEED, 0)))
         node.call(lambda: None)
         assert len(node.lacking) == 1
@@ -149,7 +149,7 @@ def test_next_child_is_fetched_nothing_for_that_was_meant_for_the_last() -> None
     with holder_and_fetcher() as (holder, node), NodeProxy(holder.target) as proxy:
         spool(holder, 0)
         proxy.cut()
-        assign(node, proxy.target.uri, grant())
+        assign(node, proxy.target.uri, range_of())
         node.end_epoch(0, {1: 100})
         node.call(lambda: node.feeds.close("the child has died"))
         node.call(lambda: node.feeds.reopen(1))
