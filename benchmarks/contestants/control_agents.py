@@ -32,7 +32,7 @@ from sparkdl.control.messages import (
     Hello,
     encode,
 )
-from sparkdl.control.rows import FeedCount, Given
+from sparkdl.control.rows import FeedCount, ReadCounts
 from sparkdl.core.options import Recovery
 from sparkdl.core.settings import Settings
 
@@ -141,7 +141,11 @@ class Agents:
         agent.steps += 1
         rows = agent.steps * 256
         count = FeedCount(
-            "input", rows + 4096, Given(rows, steps=agent.steps), epoch_rows=rows + 4096, began=0
+            "input",
+            rows + 4096,
+            ReadCounts(rows, steps=agent.steps),
+            epoch_rows=rows + 4096,
+            began=0,
         )
         self._send(agent, framed(FeedProgress(0, (count,))))
 

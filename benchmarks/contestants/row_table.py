@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 
 from sparkdl.control import messages as msg
-from sparkdl.control.rows import FeedCount, Given
+from sparkdl.control.rows import FeedCount, ReadCounts
 from sparkdl.core import throttle
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, build_world
@@ -106,8 +106,8 @@ class Feeding:
             n: FeedCount(
                 "input",
                 rows_received=self.got[n],
-                given=Given(self.read[n]),
-                waits=self.read[n] == self.got[n],
+                given=ReadCounts(self.read[n]),
+                is_waiting=self.read[n] == self.got[n],
             )
             for n in self.ids
         }

@@ -45,7 +45,7 @@ from sparkdl.control.messages import (
     Gather,
     Granted,
 )
-from sparkdl.control.rows import EpochRows, Given
+from sparkdl.control.rows import EpochRows, ReadCounts
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec
@@ -127,8 +127,8 @@ class Consumed(LocalMessage, frozen=True):
     """
 
     feed: str
-    given: Given = Given()
-    waits: bool = False
+    given: ReadCounts = ReadCounts()
+    is_waiting: bool = False
     is_own: bool = False
 
 

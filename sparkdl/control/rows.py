@@ -156,7 +156,7 @@ class Share(msgspec.Struct, frozen=True):
         return sum(part.num_rows for part in self.ranges)
 
 
-class Given(msgspec.Struct, frozen=True):
+class ReadCounts(msgspec.Struct, frozen=True):
     """What user code of one node has been given of a feed, in all epochs of one child.
 
     Attributes:
@@ -165,7 +165,7 @@ class Given(msgspec.Struct, frozen=True):
         steps: batches.
         padded: rows given beyond these, to fill a step.
         dropped: rows not given because they filled no step.
-        beyond: iterations that found the feed's end in place of an epoch.
+        extra_epochs: iterations that found the feed's end in place of an epoch.
         again: rows given in iterations that were left early, which `rows` does not count.
     """
 
@@ -174,7 +174,7 @@ class Given(msgspec.Struct, frozen=True):
     steps: int = 0
     padded: int = 0
     dropped: int = 0
-    beyond: int = 0
+    extra_epochs: int = 0
     again: int = 0
 
     @property
@@ -182,8 +182,8 @@ class Given(msgspec.Struct, frozen=True):
         """Rows that user code waits for no longer."""
         return self.rows + self.dropped
 
-    def __sub__(self, before: Given) -> Given:
-        return Given(*map(sub, msgspec.structs.astuple(self), msgspec.structs.astuple(before)))
+    def __sub__(self, before: ReadCounts) -> ReadCounts:
+        return ReadCounts(*map(sub, msgspec.structs.astuple(self), msgspec.structs.astuple(before)))
 
 
 class EpochCount(msgspec.Struct, frozen=True):
@@ -205,7 +205,7 @@ class FeedCount(msgspec.Struct, frozen=True):
     Attributes:
         rows_received: since the node came up.
         given: what its user code has been given.
-        waits: user code waits for a row, and has been given all rows that were received.
+        is_waiting: user code waits for a row, and has been given all rows that were received.
         began: the epoch of the last `FeedBegin`.
         epoch_rows: rows that are here of `epoch`.
         cut: its last answer.
@@ -217,8 +217,8 @@ class FeedCount(msgspec.Struct, frozen=True):
 
     feed: str
     rows_received: int = 0
-    given: Given = Given()
-    waits: bool = False
+    given: ReadCounts = ReadCounts()
+    is_waiting: bool = False
     began: int = -1
     epoch_rows: int = 0
     cut: EpochCount = EpochCount()

@@ -187,7 +187,7 @@ def _epoch_ended(stock: Function, callbacks: Any, epoch: int, logs: Any = None) 
         return
     if ended := [reader for reader in run.readers if not reader.has_epoch()]:
         model.stop_training = run.has_ended = True
-        ended[0].report_end()
+        ended[0].report_extra_epoch()
         _log.warning(
             "Your input ran out of data; interrupting training: feed %r has ended, and fit was "
             "to go on to epoch %d of %d. Let epochs=… of the feeding and of fit say the same",

@@ -30,7 +30,7 @@ from sparkdl.driver import events
 from sparkdl.driver.collect import Checkpoints, Gatherings
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import CoverageStore
-from sparkdl.driver.feeds.report import gone_beyond
+from sparkdl.driver.feeds.report import reads_extra_epochs
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import Agent, agents_of, failure_of, generation_of
 from sparkdl.driver.lifecycle.transitions import begin, step
@@ -378,8 +378,8 @@ class Controller:
     def _note_counts(self, node_id: int, counts: Iterable[FeedCount]) -> None:
         """Note what a node has received and consumed, under the condition."""
         for now in counts:
-            if beyond := gone_beyond(self._name(node_id), now, self.view.feeds):
-                _log.warning("Cluster %s: %s", self.spec.cluster_id, beyond)
+            if extra := reads_extra_epochs(self._name(node_id), now, self.view.feeds):
+                _log.warning("Cluster %s: %s", self.spec.cluster_id, extra)
             if self.view.feeds.get((node_id, now.feed)) != now:
                 self.view.feeds[node_id, now.feed] = now
                 self.view.progress += 1

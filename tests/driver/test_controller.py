@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from sparkdl.control import messages as msg
 from sparkdl.control.auth import bearer
-from sparkdl.control.rows import FeedCount, Given
+from sparkdl.control.rows import FeedCount, ReadCounts
 from sparkdl.core import errors
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure, FailureKind
@@ -217,17 +217,17 @@ def test_a_broadcast_for_another_world_reaches_nobody(play: Play) -> None:
 
 def test_progress_counts_news_only(play: Play) -> None:
     agents = play.world()
-    counts = FeedCount("x", 10, Given(4)), FeedCount("y", 1, Given(1), closed=True)
+    counts = FeedCount("x", 10, ReadCounts(4)), FeedCount("y", 1, ReadCounts(1), closed=True)
     agents[0].say(msg.FeedProgress(0, counts))
     agents[0].say(msg.FeedProgress(0, counts))
     agents[0].say(msg.ChildReturned(0, b""))
-    agents[1].say(msg.FeedProgress(0, (FeedCount("x", 7, Given(7)),)))
+    agents[1].say(msg.FeedProgress(0, (FeedCount("x", 7, ReadCounts(7)),)))
     play.until(lambda view: (1, "x") in view.feeds and bool(getattr(view.state, "returned", ())))
     feeds, progress = play.controller.look(lambda view: (dict(view.feeds), view.progress))
     assert feeds == {
         (0, "x"): counts[0],
         (0, "y"): counts[1],
-        (1, "x"): FeedCount("x", 7, Given(7)),
+        (1, "x"): FeedCount("x", 7, ReadCounts(7)),
     }
     assert progress == 3
 
@@ -239,11 +239,11 @@ def test_counts_that_a_child_leaves_behind_are_not_the_next_ones() -> None:
         agents[0].say(child_failed(0, "exception", 1.0))
         play.until_is(states.Gathering)
         for generation, rows in ((0, 80), (1, 0)):
-            agents[1].say(msg.FeedProgress(generation, (FeedCount("x", rows, Given(rows)),)))
+            agents[1].say(msg.FeedProgress(generation, (FeedCount("x", rows, ReadCounts(rows)),)))
             agents[1].say(msg.Spooled(generation, "x", 0, (), 0))
         play.until(lambda view: bool(view.feeds and view.spooled))
         feeds, spooled = play.controller.look(lambda view: (view.feeds, [*view.spooled]))
-        assert feeds == {(1, "x"): FeedCount("x", 0, Given(0))}
+        assert feeds == {(1, "x"): FeedCount("x", 0, ReadCounts(0))}
         assert [(node_id, report.generation) for node_id, report in spooled] == [(1, 1)]
 
 

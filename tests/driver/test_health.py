@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparkdl.control.messages import ChildReturned, NodeActive
-from sparkdl.control.rows import EpochCount, FeedCount, Given
+from sparkdl.control.rows import EpochCount, FeedCount, ReadCounts
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -121,8 +121,8 @@ def test_only_nodes_that_finish_the_job_are_watched_until_they_return() -> None:
 def test_what_is_told_of_another_world_does_not_count() -> None:
     activity = {CHIEF: NodeActive(2, 50), WORKER: NodeActive(3, 4, batches=2, log_nbytes=9)}
     feeds = {
-        (WORKER, "a"): FeedCount("a", 8, Given(8, steps=1)),
-        (WORKER, "b"): FeedCount("b", 4, Given(2)),
+        (WORKER, "a"): FeedCount("a", 8, ReadCounts(8, steps=1)),
+        (WORKER, "b"): FeedCount("b", 4, ReadCounts(2)),
     }
     chief, worker = health.progress_of(RUNNING, feeds, activity, False)
     assert (chief.step, chief.has_reported) == (-1, False)
@@ -133,15 +133,15 @@ def test_what_is_told_of_another_world_does_not_count() -> None:
     ("count", "is_idle"),
     [
         (FeedCount("a"), True),
-        (FeedCount("a", 2, Given(1), epoch_rows=2), False),
+        (FeedCount("a", 2, ReadCounts(1), epoch_rows=2), False),
         (
-            FeedCount("a", 3, Given(2, epochs=1), cut=EpochCount(0)),
+            FeedCount("a", 3, ReadCounts(2, epochs=1), cut=EpochCount(0)),
             True,
         ),  # one waits for the next epoch
-        (FeedCount("a", 2, Given(1, dropped=1)), True),
-        (FeedCount("a", 2, Given(2), cut=EpochCount(0)), False),  # its end is to be seen
-        (FeedCount("a", 2, Given(2, epochs=1), cut=EpochCount(0)), True),
-        (FeedCount("a", 2, Given(4, epochs=2), cut=EpochCount(2)), False),
+        (FeedCount("a", 2, ReadCounts(1, dropped=1)), True),
+        (FeedCount("a", 2, ReadCounts(2), cut=EpochCount(0)), False),  # its end is to be seen
+        (FeedCount("a", 2, ReadCounts(2, epochs=1), cut=EpochCount(0)), True),
+        (FeedCount("a", 2, ReadCounts(4, epochs=2), cut=EpochCount(2)), False),
         (FeedCount("a", rows_received=2, closed_to=0), True),
         (FeedCount("a", rows_received=2, closed=True), True),
     ],

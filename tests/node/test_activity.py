@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sparkdl.control.channel import Consumed, Reported
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES, LogLines, NodeActive, encode
-from sparkdl.control.rows import Given
+from sparkdl.control.rows import ReadCounts
 from sparkdl.node import supervisor
 from sparkdl.node.observation import Activity, log_period_s
 from sparkdl.node.supervisor import ChildLog
@@ -161,9 +161,9 @@ def test_batches_are_those_of_files_that_the_child_reads_itself(
 ) -> None:
     watched = Activity(loop, told.append, 10.0)
     watched.begin(1, log)
-    watched.note(Consumed("input", Given(100, steps=7)))
+    watched.note(Consumed("input", ReadCounts(100, steps=7)))
     assert told == []
-    watched.note(Consumed("parquet:0", Given(100, steps=3), is_own=True))
+    watched.note(Consumed("parquet:0", ReadCounts(100, steps=3), is_own=True))
     assert told == [NodeActive(1, batches=3)]
 
 

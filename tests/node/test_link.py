@@ -18,7 +18,7 @@ import pytest
 from sparkdl.control import channel
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.messages import EpochEnd, FeedBegin
-from sparkdl.control.rows import Given
+from sparkdl.control.rows import ReadCounts
 from sparkdl.core.errors import ConfigError, FeedClosedError, UnfedError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.core.settings import Settings
@@ -174,7 +174,7 @@ def test_messages_of_several_threads_do_not_mix() -> None:
 
         def say(number: int) -> None:
             for i in range(20):
-                ends.link.send(channel.Consumed(str(number) * 50_000, Given(i)))
+                ends.link.send(channel.Consumed(str(number) * 50_000, ReadCounts(i)))
 
         sending = [Running(partial(say, number)) for number in range(4)]
         heard = [ends.hear() for _ in range(80)]

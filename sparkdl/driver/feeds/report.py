@@ -150,11 +150,11 @@ def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount])
     )
 
 
-def gone_beyond(
+def reads_extra_epochs(
     node: str, now: FeedCount, feeds: Mapping[tuple[int, str], FeedCount]
 ) -> str | None:
-    if not now.given.beyond or any(
-        c.given.beyond for (_, feed), c in feeds.items() if feed == now.feed
+    if not now.given.extra_epochs or any(
+        c.given.extra_epochs for (_, feed), c in feeds.items() if feed == now.feed
     ):
         return None
     return (

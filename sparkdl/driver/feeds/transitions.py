@@ -282,7 +282,7 @@ def _unread(run: Run, node_id: int, count: FeedCount) -> int:
     # A node that waits is short of rows only if none of its own is still on the way.
     has_all = count.rows_received - before.rows_received >= sent
     unread = run.expected.get(node_id, 0) + assigned - read
-    return 0 if count.waits and has_all else max(0, unread)
+    return 0 if count.is_waiting and has_all else max(0, unread)
 
 
 def _assigning(spec: FeedSpec, assigned: Assigned) -> list[Action]:

@@ -23,7 +23,7 @@ from msgspec import structs
 
 from sparkdl.control.channel import Segment
 from sparkdl.control.messages import EpochEnd
-from sparkdl.control.rows import Given
+from sparkdl.control.rows import ReadCounts
 from sparkdl.feed.reader.consumed import ConsumedRows, Part
 from sparkdl.feed.store.segment import read_segment
 
@@ -89,7 +89,7 @@ class _Place:
 
     items: int = 0
     rows: int = 0
-    counts: Given = field(default_factory=Given)
+    counts: ReadCounts = field(default_factory=ReadCounts)
 
 
 @dataclass
@@ -206,8 +206,7 @@ class ReaderCursor:
         item = now.items[now.position]
         item.batch()  # here, under the lock: no other thread releases it meanwhile
         now.position += 1
-        # Numbered once for each epoch that reads it, and not again when an abandoned iteration
-        # does.
+        # Numbered once for each epoch that reads it, not again for an abandoned iteration.
         if item.epoch != self.epoch:
             segment = item.segment
             item.origin = self.consumed.append_segment(self.epoch, segment.number, segment.rows)
@@ -241,12 +240,12 @@ class ReaderCursor:
         self.given = replace(self.given, counts=counts)
         self.consumed.drop(parts)
 
-    def go_beyond(self) -> int:
+    def count_extra_epoch(self) -> int:
         """Count an iteration that has found no epoch; return how many there were."""
         counts = self.given.counts
-        counts = structs.replace(counts, beyond=counts.beyond + 1)
+        counts = structs.replace(counts, extra_epochs=counts.extra_epochs + 1)
         self.given = replace(self.given, counts=counts)
-        return counts.beyond
+        return counts.extra_epochs
 
     def rewind(self) -> None:
         """Go back to where the iteration began; what was given for good stays given."""
@@ -254,7 +253,8 @@ class ReaderCursor:
         now, floor, counts = self.now, self.now.floor, self.given.counts
         rows = counts.rows - floor.counts.rows
         now.abandoned += rows > 0
-        kept = structs.replace(floor.counts, again=counts.again + rows, beyond=counts.beyond)
+        again, extra = counts.again + rows, counts.extra_epochs
+        kept = structs.replace(floor.counts, again=again, extra_epochs=extra)
         self.given = replace(floor, counts=kept)
         now.position = floor.items
         if (item := self.next_item) is not None:

@@ -50,7 +50,7 @@ A message for each batch would cost as much as a small step. The agent throttles
 loop that waits at every step reports each time."""
 WARNED_ITERATION = 2
 """Keras looks at the first batch and begins again, so one abandoned iteration is normal."""
-MAX_ITERATIONS_BEYOND = 1000
+MAX_EXTRA_EPOCHS = 1000
 """Empty iterations allowed after the end of a feed in a world that continues an earlier one, where
 loops may count epochs from 0 again."""
 
@@ -324,10 +324,10 @@ class FeedReader:
             self._wait_row(lambda: self._cursor.is_begun or self._is_due())
             return not self._cursor.is_over
 
-    def report_end(self) -> None:
+    def report_extra_epoch(self) -> None:
         with self._changed:
-            if not self._cursor.given.counts.beyond:
-                self._cursor.go_beyond()
+            if not self._cursor.given.counts.extra_epochs:
+                self._cursor.count_extra_epoch()
             self._report()
 
     def end_of_feed(self) -> EndOfFeedError | UnfedError:
@@ -344,7 +344,7 @@ class FeedReader:
             if owner != self._owner:
                 return None
             if begins and self._cursor.is_over:
-                self._go_beyond()
+                self._on_extra_epoch()
             return self._cursor.epoch
 
     def take(self, owner: int, with_exchange: bool = False) -> Item | EpochEnd | EndMark | None:
@@ -518,15 +518,15 @@ class FeedReader:
         self._release(self._cursor.skip_missing())
         return self._cursor.is_due or (with_exchange and bool(self._cursor.inference))
 
-    def _go_beyond(self) -> None:
+    def _on_extra_epoch(self) -> None:
         """Count an iteration that finds no epoch: the first one is only warned."""
         error = self.end_of_feed()
         if isinstance(error, UnfedError):
             raise error
-        beyond = self._cursor.go_beyond()
-        if beyond > (MAX_ITERATIONS_BEYOND if self.supply.is_resumed else 1):
+        extra = self._cursor.count_extra_epoch()
+        if extra > (MAX_EXTRA_EPOCHS if self.supply.is_resumed else 1):
             raise error
-        if beyond == 1:
+        if extra == 1:
             _log.warning("%s", error)
             self._report()
 

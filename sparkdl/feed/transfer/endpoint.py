@@ -46,8 +46,8 @@ class NodeFeed:
     Attributes:
         marked: the epoch of the last `EpochEnd`; `None` before, when no end is awaited.
         answered: the last report of the values that the driver waits for, see `awaited`.
-        waits: user code waits for a row, and has been sent all that there are.
-        has_told_wait: the driver knows of it.
+        is_waiting: user code waits for a row, and has been sent all that there are.
+        is_wait_reported: the driver knows of it.
         is_reclaimed: the child was asked for room and has not released anything yet.
         ranges: rows that were spooled and not reported yet, by epoch.
         full: the last epoch with a segment that has waited for room in the spool.
@@ -63,8 +63,8 @@ class NodeFeed:
     began: int = -1
     marked: int | None = None
     answered: tuple[int, ...] = ()
-    waits: bool = False
-    has_told_wait: bool = False
+    is_waiting: bool = False
+    is_wait_reported: bool = False
     is_reclaimed: bool = False
     ranges: dict[int, list[msg.SpooledRange]] = field(default_factory=dict)
     full: int = -1
@@ -92,7 +92,7 @@ class NodeFeed:
             log.feed,
             log.rows_received,
             self.consumed.given,
-            self.waits,
+            self.is_waiting,
             self.began,
             cut=log.last_cut,
             closed=log.is_closed and not has_failed,
@@ -238,7 +238,7 @@ class NodeFeeds:
                 log.cut(epoch)
                 self._progress.call()
             case msg.EpochEnd(epoch=epoch):
-                feed.marked, feed.waits = epoch, False
+                feed.marked, feed.is_waiting = epoch, False
                 log.cut(epoch)
                 if not message.again:
                     log.settle(epoch)
@@ -300,8 +300,12 @@ class NodeFeeds:
             if feed.consumed.given.epochs != message.given.epochs:
                 feed.is_reclaimed = False
                 self.store.budget.wake()  # what waits for room presses again
-            # Each report with `waits` is about another wait, and the driver has to hear of it.
-            feed.consumed, feed.waits, feed.has_told_wait = message, message.waits, False
+            # Each report with `is_waiting` is about another wait, and the driver has to hear of it.
+            feed.consumed, feed.is_waiting, feed.is_wait_reported = (
+                message,
+                message.is_waiting,
+                False,
+            )
             self._report(feed)
         elif isinstance(message, channel.Release):
             feed = self._feed(message.feed)
@@ -392,7 +396,7 @@ class NodeFeeds:
         self._send_to_child(message, fd)
         if not message.exchange:
             feed = self._feed(message.feed)
-            feed.waits = False
+            feed.is_waiting = False
             self._report(feed)
 
     def _note_spooled(
@@ -463,7 +467,7 @@ class NodeFeeds:
             self._progress.call()
             return
         self._progress.request()
-        if feed.waits:
+        if feed.is_waiting:
             self._needs.request()
 
     def _report_needs(self) -> None:
@@ -473,14 +477,14 @@ class NodeFeeds:
                 of = (self.store.generation, name, epoch)
                 is_full = epoch <= feed.full
                 self._report_to_driver(msg.Spooled(*of, tuple(found), self._memory_nbytes, is_full))
-        # `waits` travels with the counts. Rows cannot be assigned to a waiting node before it is
+        # `is_waiting` travels with the counts. Rows cannot be assigned to a waiting node before it is
         # known.
-        if any(feed.waits and not feed.has_told_wait for feed in self._feeds.values()):
+        if any(feed.is_waiting and not feed.is_wait_reported for feed in self._feeds.values()):
             self._progress.call()
 
     def _report_counts(self) -> None:
         counts = tuple(feed.count(self._has_failed) for feed in self._feeds.values())
         for feed, count in zip(self._feeds.values(), counts, strict=True):
-            feed.answered, feed.has_told_wait = feed.awaited(count), feed.waits
+            feed.answered, feed.is_wait_reported = feed.awaited(count), feed.is_waiting
         if counts:
             self._report_to_driver(msg.FeedProgress(self.store.generation, counts))

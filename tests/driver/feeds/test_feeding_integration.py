@@ -295,7 +295,7 @@ def test_loop_that_goes_on_beyond_the_end_is_told_of_and_then_fails(
             roomy.ended(feed)
     assert roomy.cluster._controller.wait_for(
         lambda view: any(
-            count.given.beyond for (_, name), count in view.feeds.items() if name == feed
+            count.given.extra_epochs for (_, name), count in view.feeds.items() if name == feed
         ),
         Deadline.after(SOON_S),
     )

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.rows import EpochCount, FeedCount, Given
+from sparkdl.control.rows import EpochCount, FeedCount, ReadCounts
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
 from sparkdl.driver.feeds.report import (
-    gone_beyond,
+    reads_extra_epochs,
     report,
     waits_in_vain,
 )
@@ -42,12 +42,12 @@ def test_feed_that_began_brought_rows_or_is_not_read_any_more_is_no_reason() -> 
 
 
 def test_first_node_beyond_the_end_of_a_feed_is_told_of_and_no_other() -> None:
-    beyond = FeedCount("input", given=Given(beyond=1))
-    assert gone_beyond("worker:0", FeedCount("input"), {}) is None
-    assert "map_fun on worker:0 has gone on" in (gone_beyond("worker:0", beyond, {}) or "")
-    assert gone_beyond("worker:1", beyond, {(0, "input"): beyond}) is None
-    assert gone_beyond(
-        "worker:1", beyond, {(0, "other"): FeedCount("other", given=Given(beyond=1))}
+    extra = FeedCount("input", given=ReadCounts(extra_epochs=1))
+    assert reads_extra_epochs("worker:0", FeedCount("input"), {}) is None
+    assert "map_fun on worker:0 has gone on" in (reads_extra_epochs("worker:0", extra, {}) or "")
+    assert reads_extra_epochs("worker:1", extra, {(0, "input"): extra}) is None
+    assert reads_extra_epochs(
+        "worker:1", extra, {(0, "other"): FeedCount("other", given=ReadCounts(extra_epochs=1))}
     )
 
 

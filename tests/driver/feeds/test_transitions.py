@@ -25,7 +25,7 @@ from sparkdl.control.messages import (
     Spooled,
     SpooledRange,
 )
-from sparkdl.control.rows import EpochCount, EpochRows, FeedCount, Given, merge_epochs
+from sparkdl.control.rows import EpochCount, EpochRows, FeedCount, ReadCounts, merge_epochs
 from sparkdl.core.errors import (
     FeedClosedError,
     FeedTimeoutError,
@@ -146,8 +146,8 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
         sent(EpochEnd("input", 0, {0: 5, 1: 5})),
     ]
     assert isinstance(play.state, fs.Reading)
-    assert play.seen({"given": Given(5)}) == []
-    (answer,) = play.seen({}, {"given": Given(5)})
+    assert play.seen({"given": ReadCounts(5)}) == []
+    (answer,) = play.seen({}, {"given": ReadCounts(5)})
     rows = {"worker:0": 5, "worker:1": 5}
     steps = dict.fromkeys(rows, 0)
     assert answer == fs.Answer(7, FeedReport(1, rows, steps, rows_used=10, passes=1))
@@ -161,7 +161,7 @@ def test_node_that_reads_its_log_on_does_not_keep_a_call_that_another_has_ended(
     whole = {"cut": EpochCount(0, 2, is_whole=True)}
     play.seen(whole, whole)
     assert play.seen({"closed_to": 4}) == []
-    assert play.seen({}, {"given": Given(4, epochs=2)}) == []
+    assert play.seen({}, {"given": ReadCounts(4, epochs=2)}) == []
     *_, answer = play.expire()
     assert isinstance(answer, fs.Answer)
     assert play.now_s == REASON_S
@@ -254,7 +254,7 @@ def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -
     later.say(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
     brought(later, 1, 1, 1)
     later.seen({"cut": EpochCount(0, 1)}, {"cut": EpochCount(0, 1)})
-    later.seen({"given": Given(1)}, {"given": Given(1)})
+    later.seen({"given": ReadCounts(1)}, {"given": ReadCounts(1)})
     (kept,) = later.seen(generation=1, world=world_of(2, 1))
     assert isinstance(kept, fs.KeepProblem)
 
@@ -379,13 +379,13 @@ class SimulatedNode:
         return FeedCount(
             "input",
             rows_received=self.received,
-            given=Given(self.consumed, self.reading),
+            given=ReadCounts(self.consumed, self.reading),
             closed=self.closed,
             closed_to=self.closed_to,
             epoch_rows=len(self.rows.get(epoch, [])),
             cut=EpochCount(self.cut, self.cut_rows, may_be_whole),
             began=self.began,
-            waits=self.position >= len(self.rows.get(self.reading, [])),
+            is_waiting=self.position >= len(self.rows.get(self.reading, [])),
         )
 
 

@@ -206,6 +206,6 @@ def test_agent_is_told_now_and_then_and_when_there_is_nothing_left() -> None:
     assert [m.given.rows for m in sent] == [1]
     taking = Running(lambda: reader.take(owner))
     waits.wait_for_waiter()
-    assert [(m.given.rows, m.waits) for m in sent] == [(1, False), (100, True)]
+    assert [(m.given.rows, m.is_waiting) for m in sent] == [(1, False), (100, True)]
     reader.hear(EpochEnd(FEED, 0, {0: 100}))
     assert isinstance(taking.result(), EpochEnd)
