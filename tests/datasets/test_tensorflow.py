@@ -11,7 +11,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError
 from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.store.held import AppendRequest
+from sparkdl.feed.store.buffer import AppendRequest
 from tests.doubles.feeds import Arrivals, LocalNode, Running, labelled, numbers
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader, Supply
-from sparkdl.feed.store.held import Budget
+from sparkdl.feed.store.buffer import Budget
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import StoreLimits
 from sparkdl.feed.transfer.endpoint import NodeFeeds

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from sparkdl.control.rows import EpochCount, EpochRows
 from sparkdl.core.row_ranges import Range, Span, merge_ranges, spans_within
-from sparkdl.feed.store.held import AppendRequest, Budget, HeldSegments, Use
+from sparkdl.feed.store.buffer import AppendRequest, Budget, Pool, SegmentBuffer
 from sparkdl.feed.store.segment import StoredSegment
 
 
@@ -74,7 +74,7 @@ class Provenance:
         return self._settled[at] if at < len(self._settled) else float("inf")
 
 
-class Log(HeldSegments):
+class Log(SegmentBuffer):
     """The log of one feed and generation.
 
     Args:
@@ -95,7 +95,7 @@ class Log(HeldSegments):
         is_closed: bool = False,
         keeps: bool = False,
     ) -> None:
-        super().__init__(feed, Use.LOG, budget)
+        super().__init__(feed, Pool.LOG, budget)
         self.rows_received = 0
         self.last_cut = EpochCount()
         self.is_closed = is_closed
@@ -139,14 +139,14 @@ class Log(HeldSegments):
                 # The child died while these rows were on their way to it, so they are the next
                 # child's.
                 if self.is_closed and self._is_retaining:
-                    self._budget.retain(Use.LOG, segment, self)
+                    self._budget.retain(Pool.LOG, segment, self)
                 else:
-                    self._budget.free(Use.LOG, segment)
+                    self._budget.free(Pool.LOG, segment)
                 return
             try:
                 self._enter(segment)
             except OSError:
-                self._budget.free(Use.LOG, segment)
+                self._budget.free(Pool.LOG, segment)
                 raise
 
     def press(self) -> bool:
@@ -218,9 +218,9 @@ class Log(HeldSegments):
         """Retain a window that is left of the spool, if rows are retained; free it otherwise."""
         with self._budget.lock:
             if self._is_retaining and segment.run:
-                self._budget.retain(Use.SPOOL, segment, self)
+                self._budget.retain(Pool.SPOOL, segment, self)
             else:
-                self._budget.free(Use.SPOOL, segment)
+                self._budget.free(Pool.SPOOL, segment)
 
     # The lock is held, or taken again.
 
@@ -268,6 +268,6 @@ class Log(HeldSegments):
             # Rows that no job has brought are read from their files again. Rows whose provenance
             # is forgotten are covered by a checkpoint.
             if retains and segment.run and (self._comes_again or (self._keeps and is_known)):
-                self._budget.retain(Use.LOG, segment, self)
+                self._budget.retain(Pool.LOG, segment, self)
             else:
-                self._budget.free(Use.LOG, segment)
+                self._budget.free(Pool.LOG, segment)

@@ -24,7 +24,7 @@ from sparkdl.control.messages import ReadShare, SpooledRange
 from sparkdl.control.rows import Share
 from sparkdl.core.errors import FeedClosedError, SparkdlError
 from sparkdl.core.row_ranges import Range, Span, overlap, take_rows, uncovered
-from sparkdl.feed.store.held import AppendRequest, Budget, HeldSegments, Use
+from sparkdl.feed.store.buffer import AppendRequest, Budget, Pool, SegmentBuffer
 from sparkdl.feed.store.segment import StoredSegment, read_segment
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class _Spooled:
         self.left = [part for start, stop in self.left for part in uncovered(start, stop, [gone])]
 
 
-class Spool(HeldSegments):
+class Spool(SegmentBuffer):
     """The spool of one feed and generation.
 
     Args:
@@ -57,7 +57,7 @@ class Spool(HeldSegments):
         on_spooled: Callable[[str, int, list[SpooledRange]], None],
         may_spill: Callable[[], bool] = lambda: True,
     ) -> None:
-        super().__init__(feed, Use.SPOOL, budget)
+        super().__init__(feed, Pool.SPOOL, budget)
         self._on_spooled = on_spooled
         self._rows_may_spill = may_spill
         self._segments: dict[int, _Spooled] = {}
@@ -77,7 +77,7 @@ class Spool(HeldSegments):
             spooled.cut(skip, rows)
             # Windows of one file may be in the log while the spool still holds the rest. The
             # spool gives its count of the segment up with the last window.
-            self._budget.move(window, Use.SPOOL, Use.LOG, self._forget_empty(spooled))
+            self._budget.move(window, Pool.SPOOL, Pool.LOG, self._forget_empty(spooled))
             return window
 
     def read(self, number: int, skip: int, rows: int) -> pa.RecordBatch:
@@ -101,7 +101,7 @@ class Spool(HeldSegments):
         ranges: list[SpooledRange] = []
         with self._budget.lock:
             for segment in retained:
-                self._budget.move(segment, Use.RETAINED, Use.SPOOL)
+                self._budget.move(segment, Pool.RETAINED, Pool.SPOOL)
                 # A range has its new epoch, not the one in which the rows first came.
                 ranges += self._ranges(replace(segment, epoch=epoch))
         return ranges
@@ -124,7 +124,7 @@ class Spool(HeldSegments):
                         continue
                     window = spooled.segment.window(start, stop - start, fd)
                     spooled.cut(start, stop - start)
-                    self._budget.move(window, Use.SPOOL, Use.SPOOL, self._forget_empty(spooled))
+                    self._budget.move(window, Pool.SPOOL, Pool.SPOOL, self._forget_empty(spooled))
                     windows.append(window)
         return windows
 
@@ -166,7 +166,7 @@ class Spool(HeldSegments):
         segment, nbytes = spooled.segment, spooled.segment.share(start, stop - start)
         spooled.cut(start, stop - start)
         segments = self._forget_empty(spooled)
-        self._budget.release(Use.SPOOL, self.feed, nbytes, segment.is_on_disk, segments)
+        self._budget.release(Pool.SPOOL, self.feed, nbytes, segment.is_on_disk, segments)
 
     def _forget_empty(self, spooled: _Spooled) -> int:
         """Forget a segment without rows, and close its file; return how many were forgotten."""

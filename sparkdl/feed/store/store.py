@@ -9,7 +9,7 @@ from pathlib import Path
 from sparkdl.control.messages import SpooledRange
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.failure import Code
-from sparkdl.feed.store.held import Budget
+from sparkdl.feed.store.buffer import Budget
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment
 from sparkdl.feed.store.session import Exchange

@@ -477,8 +477,7 @@ class NodeFeeds:
                 of = (self.store.generation, name, epoch)
                 is_full = epoch <= feed.full
                 self._report_to_driver(msg.Spooled(*of, tuple(found), self._memory_nbytes, is_full))
-        # `is_waiting` travels with the counts. Rows cannot be assigned to a waiting node before it is
-        # known.
+        # Rows cannot be assigned to a waiting node before the driver knows that it waits.
         if any(feed.is_waiting and not feed.is_wait_reported for feed in self._feeds.values()):
             self._progress.call()
 

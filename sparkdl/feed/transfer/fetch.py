@@ -18,7 +18,7 @@ from sparkdl.control.messages import Assign, AssignedRange
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError, ReadError
 from sparkdl.core.failure import FailureKind
-from sparkdl.feed.store.held import AppendRequest
+from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.transfer.messages import (
     TAKEN,

@@ -32,7 +32,7 @@ from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, 
 from sparkdl.core.failure import FailureKind
 from sparkdl.core.row_ranges import count_rows
 from sparkdl.core.world import host_port
-from sparkdl.feed.store.held import AppendRequest
+from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.store.spool import Spool
 from sparkdl.feed.store.store import NodeStore

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sparkdl.feed.store import held, segment
-from sparkdl.feed.store.held import AppendRequest
+from sparkdl.feed.store import buffer, segment
+from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.transfer import fetch
 from tests.doubles.feeds import FEED, LevelDriver, LocalNode, Running, numbers, values
 
@@ -45,7 +45,7 @@ class Noted(threading.Condition):
 
 @pytest.fixture
 def _noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((held, "store"), (fetch, "fetcher")):
+    for module, name in ((buffer, "store"), (fetch, "fetcher")):
         noted = SimpleNamespace(Condition=lambda name=name: Noted(name), Thread=threading.Thread)
         monkeypatch.setattr(module, "threading", noted)
     Noted.taken.clear()

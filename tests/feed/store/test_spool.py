@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sparkdl.control.messages import SpooledRange
 from sparkdl.control.rows import EpochCount
-from sparkdl.feed.store.held import AppendRequest, HeldSegments, Use
+from sparkdl.feed.store.buffer import AppendRequest, Pool, SegmentBuffer
 from sparkdl.feed.store.segment import StoredSegment, read_segment, segment_nbytes
 from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.store.store import NodeStore, StoreLimits
@@ -88,7 +88,7 @@ class Node:
         return self._append(self.store.log(FEED), numbers(start, stop), request)
 
     def _append(
-        self, to: HeldSegments, batch: pa.RecordBatch, request: AppendRequest, waits: bool = False
+        self, to: SegmentBuffer, batch: pa.RecordBatch, request: AppendRequest, waits: bool = False
     ) -> bool | None:
         with nullcontext() if waits else at_once(self.store.budget):
             try:
@@ -461,8 +461,8 @@ class Moves(RuleBasedStateMachine):
             return
         budget = self.it.store.budget
         held = sum(len(windows) > 0 for windows in self.ranges.values())
-        assert budget._segments[Use.SPOOL, FEED] == held
-        assert budget._segments[Use.LOG, FEED] == len(self.here)
+        assert budget._segments[Pool.SPOOL, FEED] == held
+        assert budget._segments[Pool.LOG, FEED] == len(self.here)
         assert min(budget._nbytes.values(), default=0) >= 0
         assert budget.used_disk_nbytes >= 0
         assert memory_files() - self.files <= budget.num_segments

@@ -9,7 +9,7 @@ from sparkdl.control.channel import Reclaim
 from sparkdl.control.rows import FeedCount, PartRows
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.store.held import AppendRequest
+from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.segment import segment_nbytes
 from sparkdl.feed.transfer import endpoint
 from tests.doubles.feeds import (

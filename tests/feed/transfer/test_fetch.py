@@ -10,7 +10,7 @@ import pytest
 from sparkdl.control.channel import EndMark, Reclaim
 from sparkdl.control.messages import Assign, AssignedRange, EpochEnd, FeedBegin, FeedCut, FeedEnd
 from sparkdl.control.rows import FeedCount
-from sparkdl.feed.store.held import AppendRequest
+from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.segment import segment_nbytes
 from sparkdl.feed.transfer import fetch
 from tests.doubles.feeds import (

@@ -36,7 +36,7 @@ _MAX_SEGMENTS = 30_000
 """Half of what a process may map by Linux's default (vm.max_map_count)."""
 
 
-class Use(Enum):
+class Pool(Enum):
     SPOOL = "spool"
     """A feeder brought it, and the driver has not assigned it yet."""
     LOG = "log"
@@ -91,8 +91,8 @@ class Budget:
         self.used_disk_nbytes = 0
         # Its lock is reentrant, so parts of a store may call each other while they hold it.
         self.lock = threading.Condition()
-        self._nbytes: Counter[Use] = Counter()
-        self._segments: Counter[tuple[Use, str]] = Counter()
+        self._nbytes: Counter[Pool] = Counter()
+        self._segments: Counter[tuple[Pool, str]] = Counter()
         self._on_pressure = on_pressure
         self._retained: list[tuple[StoredSegment, object]] = []
 
@@ -104,11 +104,11 @@ class Budget:
     def num_segments(self) -> int:
         return self._segments.total()
 
-    def acquire(self, use: Use, feed: str, nbytes: int, may_spill: bool) -> Room:
+    def acquire(self, pool: Pool, feed: str, nbytes: int, may_spill: bool) -> Room:
         with self.lock:
-            room = self._room(use, feed, nbytes, may_spill)
+            room = self._room(pool, feed, nbytes, may_spill)
             if room is not Room.FULL:
-                self._add(use, feed, 1, nbytes, room is Room.DISK)
+                self._add(pool, feed, 1, nbytes, room is Room.DISK)
             return room
 
     def wait(self, nbytes: int) -> None:
@@ -119,16 +119,16 @@ class Budget:
             self._on_pressure()
         self.lock.wait(_PRESS_AGAIN_S)
 
-    def move(self, segment: StoredSegment, before: Use, use: Use, segments: int = 1) -> None:
-        """Hold a segment for another use; `segments=0` for a window, if other rows of it stay."""
+    def move(self, segment: StoredSegment, before: Pool, pool: Pool, segments: int = 1) -> None:
+        """Move a segment to another pool; `segments=0` for a window, if other rows of it stay."""
         with self.lock:
             self._add(before, segment.feed, -segments, -segment.nbytes, segment.is_on_disk)
-            self._add(use, segment.feed, 1, segment.nbytes, segment.is_on_disk)
+            self._add(pool, segment.feed, 1, segment.nbytes, segment.is_on_disk)
 
-    def retain(self, use: Use, segment: StoredSegment, log: object) -> None:
+    def retain(self, pool: Pool, segment: StoredSegment, log: object) -> None:
         """Hold a segment for a restarted child while there is room; `log` was to have it."""
         with self.lock:
-            self.move(segment, use, Use.RETAINED)
+            self.move(segment, pool, Pool.RETAINED)
             self._retained.append((segment, log))
 
     def pop_retained(
@@ -141,18 +141,18 @@ class Budget:
 
     def free_retained(self, is_meant: Callable[[StoredSegment, object], bool]) -> None:
         for segment in self.pop_retained(is_meant):
-            self.free(Use.RETAINED, segment)
+            self.free(Pool.RETAINED, segment)
 
-    def free(self, use: Use, segment: StoredSegment) -> None:
+    def free(self, pool: Pool, segment: StoredSegment) -> None:
         os.close(segment.fd)
-        self.release(use, segment.feed, segment.nbytes, segment.is_on_disk)
+        self.release(pool, segment.feed, segment.nbytes, segment.is_on_disk)
 
     def release(
-        self, use: Use, feed: str, nbytes: int, is_on_disk: bool, segments: int = 1
+        self, pool: Pool, feed: str, nbytes: int, is_on_disk: bool, segments: int = 1
     ) -> None:
         """Release the room of a segment, or, with `segments=0`, of a window of one."""
         with self.lock:
-            self._add(use, feed, -segments, -nbytes, is_on_disk)
+            self._add(pool, feed, -segments, -nbytes, is_on_disk)
 
     def note_full_disk(self, nbytes: int) -> None:
         """Put no more on disk than is there: the file system had no room for `nbytes` more."""
@@ -164,26 +164,26 @@ class Budget:
         with self.lock:
             self.lock.notify_all()
 
-    def _add(self, use: Use, feed: str, segments: int, nbytes: int, is_on_disk: bool) -> None:
-        self._segments[use, feed] += segments
+    def _add(self, pool: Pool, feed: str, segments: int, nbytes: int, is_on_disk: bool) -> None:
+        self._segments[pool, feed] += segments
         if is_on_disk:
             self.used_disk_nbytes += nbytes
         else:
-            self._nbytes[use] += nbytes
+            self._nbytes[pool] += nbytes
         self.lock.notify_all()
 
-    def _room(self, use: Use, feed: str, nbytes: int, may_spill: bool) -> Room:
-        is_first = not self._segments[use, feed]
+    def _room(self, pool: Pool, feed: str, nbytes: int, may_spill: bool) -> Room:
+        is_first = not self._segments[pool, feed]
         may_stay = True
         # Descriptors are halved as bytes are. Assigned rows need the other half.
-        if use is Use.SPOOL and not is_first:
-            spooled = sum(count for (held, _), count in self._segments.items() if held is use)
+        if pool is Pool.SPOOL and not is_first:
+            spooled = sum(count for (held, _), count in self._segments.items() if held is pool)
             if spooled >= self.limit_segments // 2:
                 return Room.FULL
-            may_stay = self._nbytes[use] + nbytes <= self.limit_nbytes // 2
+            may_stay = self._nbytes[pool] + nbytes <= self.limit_nbytes // 2
         # Retained segments are evicted before anything is written to disk.
         while not self._fits(nbytes) and (may_stay or may_spill) and self._retained:
-            self.free(Use.RETAINED, self._retained.pop(0)[0])
+            self.free(Pool.RETAINED, self._retained.pop(0)[0])
         if may_stay and (is_first or self._fits(nbytes)):
             return Room.MEMORY
         # Where a spool alone is full, nodes will be assigned its rows: no need for the disk.
@@ -218,8 +218,8 @@ class AppendRequest:
     run: str = ""
 
 
-class HeldSegments(ABC):
-    """The segments of one feed and generation that are held for one use: a log or a spool.
+class SegmentBuffer(ABC):
+    """The segments of one feed and generation in one pool of the budget: a log or a spool.
 
     Any thread may call it; the lock is the budget's.
 
@@ -228,11 +228,11 @@ class HeldSegments(ABC):
         is_closed: no more rows are taken, ever.
     """
 
-    def __init__(self, feed: str, use: Use, budget: Budget) -> None:
+    def __init__(self, feed: str, pool: Pool, budget: Budget) -> None:
         self.feed = feed
         self.closed_to = -1
         self.is_closed = False
-        self._use = use
+        self._pool = pool
         self._budget = budget
         self._next_number = 0
 
@@ -318,7 +318,7 @@ class HeldSegments(ABC):
                 if not is_stored:
                     if fd >= 0:
                         os.close(fd)
-                    budget.release(self._use, self.feed, nbytes, is_on_disk)
+                    budget.release(self._pool, self.feed, nbytes, is_on_disk)
         return False
 
     def _wait_for_room(self, nbytes: int, request: AppendRequest) -> Room | None:
@@ -326,7 +326,7 @@ class HeldSegments(ABC):
         budget = self._budget
         with budget.lock:
             while self._wants(request):
-                room = budget.acquire(self._use, self.feed, nbytes, self._may_spill(request))
+                room = budget.acquire(self._pool, self.feed, nbytes, self._may_spill(request))
                 if room is not Room.FULL:
                     return room
                 # With `shuffle="global"` the driver deals rows once all are here. A full spool
