@@ -52,7 +52,7 @@ class DataFeed:
         self._reader = reader
         self._send = send
         if not train_mode:
-            reader.be_patient()
+            reader.wait_forever()
         self._owner = reader.claim()
         self._rows: list[Any] = []
         self._next = 0

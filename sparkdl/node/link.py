@@ -72,13 +72,13 @@ class FeedReaders:
                 # A reader that is asked for after the end would otherwise wait for rows that never
                 # come.
                 if self._has_ended:
-                    reader.hear(EndMark(feed))
+                    reader.on_message(EndMark(feed))
             return reader
 
     def _add(self, reader: FeedReader) -> None:
         self._readers[reader.feed] = reader
         if self._is_lost:
-            reader.lose()
+            reader.on_agent_lost()
 
     def batches_given(self) -> dict[str, int]:
         """Return how many batches of each feed user code was handed, without the unread feeds."""
@@ -173,13 +173,13 @@ class FeedReaders:
             case _ if isinstance(message, FeedMessage):
                 if isinstance(message, FeedBegin):
                     self.supply.begin(message.feed)
-                self.reader(message.feed).hear(message)
+                self.reader(message.feed).on_message(message)
 
-    def lose(self) -> None:
+    def on_agent_lost(self) -> None:
         with self._lock:
             self._is_lost = True
             for reader in self._readers.values():
-                reader.lose()
+                reader.on_agent_lost()
 
     def _send(self, message: Local) -> None:
         if isinstance(message, Consumed):
@@ -191,7 +191,7 @@ class FeedReaders:
             self._has_ended = True
             readers = [r for feed, r in self._readers.items() if feed not in self._own]
         for reader in readers:
-            reader.hear(EndMark(reader.feed))
+            reader.on_message(EndMark(reader.feed))
 
 
 def _meant(read: list[str], batches: int) -> str:
@@ -308,7 +308,7 @@ class AgentLink:
         unframer.close()
         # For the main thread, if it still waits for the world.
         self._starts.put(None)
-        self.feeds.lose()
+        self.feeds.on_agent_lost()
         if not self._is_closing:
             # Without its agent nothing would end this process, and it must not train on unseen.
             os.kill(os.getpid(), signal.SIGKILL)

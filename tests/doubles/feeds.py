@@ -176,10 +176,10 @@ class Arrivals(Sent):
         again: bool = False,
         goes_on: bool = False,
     ) -> None:
-        self.reader.hear(EpochEnd(FEED, epoch, rows or {}, again, goes_on))
+        self.reader.on_message(EpochEnd(FEED, epoch, rows or {}, again, goes_on))
 
     def end(self) -> None:
-        self.reader.hear(EndMark(FEED))
+        self.reader.on_message(EndMark(FEED))
 
     @property
     def released(self) -> int:

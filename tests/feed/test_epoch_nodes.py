@@ -133,7 +133,7 @@ def _events(
             row = last
             for rows in sorted(mix.sample(range(201), 5)):
                 if rows <= min(each.rows):
-                    grant = partial(it.reader.hear, Granted(FEED, epoch, rows))
+                    grant = partial(it.reader.on_message, Granted(FEED, epoch, rows))
                     events.insert(mix.randint(0, len(events)), grant)
             for later in range(each.epochs):
                 by_node, again = dict(enumerate(each.rows)), later + 1 < each.epochs

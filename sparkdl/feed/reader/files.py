@@ -130,7 +130,7 @@ class OwnFiles(threading.Thread):
         for epoch in itertools.count():
             done = order.done.get(epoch, {}).get(0, ())
             if done == ((0, source.num_rows),):
-                reader.hear(FeedBegin(reader.feed, epoch + 1, epoch + 1))
+                reader.on_message(FeedBegin(reader.feed, epoch + 1, epoch + 1))
                 continue
             first = epoch if first is None else first
             if epoch > first and not self._wait_for_epoch(epoch - 1):
@@ -139,13 +139,13 @@ class OwnFiles(threading.Thread):
             # how many rows the others have.
             shares = source.shares(len(order.nodes), order.seed, done=done)
             rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
-            reader.hear(Granted(reader.feed, epoch, min(rows.values())))
+            reader.on_message(Granted(reader.feed, epoch, min(rows.values())))
             share = shares[order.nodes.index(order.node)]
             if not self._read(shuffled(share, order.seed, epoch), epoch):
                 return
             # If fewer rows than nodes are left, they come first in the next epoch.
             continues = bool(done) and not all(rows.values())
-            reader.hear(EpochEnd(reader.feed, epoch, rows, goes_on=continues))
+            reader.on_message(EpochEnd(reader.feed, epoch, rows, goes_on=continues))
 
     def _read(self, share: Share, epoch: int) -> bool:
         # Ends the decoding threads when the rows are not wanted any more.
@@ -174,7 +174,7 @@ class OwnFiles(threading.Thread):
                     return True
             # Without the lock: the reader has one of its own, and answers at once. All that is
             # here goes if user code waits for more.
-            self.reader.hear(Reclaim(self.reader.feed))
+            self.reader.on_message(Reclaim(self.reader.feed))
             with self._changed:
                 self._changed.wait_for(lambda: self._is_stopped or self._has_news)
         return False

@@ -198,7 +198,7 @@ class FeedReader:
     ) -> None:
         self.feed, self._send = feed, send
         self.passes: Passes | None = None
-        self.supply, self._is_patient = supply or Supply(), False
+        self.supply, self._waits_forever = supply or Supply(), False
         self._changed = threading.Condition()
         self._cursor = ReaderCursor(feed)
         self.begin()
@@ -213,10 +213,10 @@ class FeedReader:
         """Let the reader know its world, before user code reads."""
         self._cursor.consumed.is_wanted = self.supply.tracks
 
-    def be_patient(self) -> None:
+    def wait_forever(self) -> None:
         """Wait for a first row as long as it takes: inference may be asked at any time."""
         with self._changed:
-            self._is_patient = True
+            self._waits_forever = True
 
     @property
     def steps(self) -> int:
@@ -230,7 +230,7 @@ class FeedReader:
                 self._cursor.add(item)
             self._changed.notify_all()
 
-    def hear(self, message: FeedMessage) -> None:
+    def on_message(self, message: FeedMessage) -> None:
         cursor = self._cursor
         with self._changed:
             match message:
@@ -254,7 +254,7 @@ class FeedReader:
                     cursor.has_ended = True
             self._changed.notify_all()
 
-    def lose(self) -> None:
+    def on_agent_lost(self) -> None:
         """The agent is gone: fail every wait."""
         with self._changed:
             lost = FeedClosedError(f"feed {self.feed!r}: the agent of this node is gone")
@@ -540,7 +540,7 @@ class FeedReader:
 
     def _consumed(self) -> Consumed:
         given = structs.replace(self._cursor.given.counts, epochs=self._cursor.epoch)
-        waits = self._is_waiting and not self._is_patient  # inference may wait for any time
+        waits = self._is_waiting and not self._waits_forever  # inference may wait for any time
         return Consumed(self.feed, given, waits)
 
     def _report_if_due(self) -> None:
@@ -583,11 +583,11 @@ class FeedReader:
         # one also says which feed user code reads.
         if not self._is_reported:
             self._report()
-        elif self._is_waiting and not self._is_patient:
+        elif self._is_waiting and not self._waits_forever:
             self._send(self._consumed())
 
     def _left_s(self, since_s: float) -> float | None:
-        return None if self._is_patient else self.supply.left_s(self.feed, since_s)
+        return None if self._waits_forever else self.supply.left_s(self.feed, since_s)
 
 
 def too_few_rows(mark: EpochEnd) -> ConfigError:

@@ -126,14 +126,14 @@ def test_node_without_a_row_cannot_take_part_in_a_step() -> None:
 def test_pressure_that_comes_while_an_epoch_is_padded_is_forgotten_with_it_and_told() -> None:
     """The agent presses again when it is told of the new epoch."""
     with Arrivals() as it:
-        it.reader.hear(Reclaim(FEED))
+        it.reader.on_message(Reclaim(FEED))
         it.rows(2)
         it.end_epoch(0, {0: 6, 1: 2})
         batches = iter(EpochBatches(it.reader, 2, is_even=True))
         for _ in range(2):
             next(batches)
         it.rows(2, epoch=1)
-        it.reader.hear(Reclaim(FEED))
+        it.reader.on_message(Reclaim(FEED))
         assert len(list(batches)) == 1
         assert it.consumed == (2, 1)
 
@@ -203,7 +203,7 @@ def test_batches_are_the_rows_in_order(
         for batch in EpochBatches(it.reader, batch_size):
             found.append(batch["x"].tolist())
             if next(pressing, False):
-                it.reader.hear(Reclaim(FEED))
+                it.reader.on_message(Reclaim(FEED))
         rows = list(range(sum(segments)))
         assert found == [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
         assert it.consumed == (len(rows), 1)

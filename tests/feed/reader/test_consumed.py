@@ -132,7 +132,7 @@ def test_position_is_the_rows_of_the_batches(
                     for _ in zip(range(min(taken, count // size)), batches, strict=False):
                         pass
                 if is_pressed and time + 1 == each.times:
-                    it.reader.hear(Reclaim(FEED))
+                    it.reader.on_message(Reclaim(FEED))
                 book.read(map(own_rows, batches), number, rows, tail)
                 assert it.reader.batches_given == len(book.batches)
                 for n in range(len(book.batches) + 1):
@@ -156,7 +156,7 @@ def test_batches_of_a_loop_that_was_left_are_not_used(
         it.end_epoch(0)
         batches = EpochBatches(it.reader, size)
         for _ in zip(range(min(taken, sum(segments) // size)), batches, strict=False):
-            it.reader.hear(Reclaim(FEED))
+            it.reader.on_message(Reclaim(FEED))
         again = iter(batches)
         assert it.position(None) == []
         try:
@@ -210,7 +210,7 @@ def test_terminate_drops_what_is_here_and_takes_nothing_back() -> None:
         for _ in range(2):
             next(reading)
         it.reader.terminate()
-        it.reader.hear(Reopened(FEED, 1))
+        it.reader.on_message(Reopened(FEED, 1))
         it.rows(5, epoch=1)
         it.end_epoch(1)
         assert len(list(EpochBatches(it.reader, 3))) == 2
@@ -282,7 +282,7 @@ def test_epochs_that_need_not_be_told_any_more_are_forgotten() -> None:
             it.rows(5, 5, epoch=epoch)
             it.end_epoch(epoch, {0: 10})
             assert len(list(batches)) == 3
-            it.reader.hear(FeedCovered(FEED, epoch - 1))
+            it.reader.on_message(FeedCovered(FEED, epoch - 1))
         told = [row for row in it.position(None) if row[0] >= 2]
         assert told == [
             (epoch, row) for epoch in (2, 3) for row in range(epoch * 10, epoch * 10 + 10)

@@ -45,7 +45,7 @@ def test_epoch_whose_first_rows_are_gone_is_refused_to_begin_again() -> None:
         for _ in range(given):  # one row of two each, so that half of the segments is given whole
             it.reader.take(owner)
             it.reader.give(owner, 1)
-        it.reader.hear(Reclaim(FEED))
+        it.reader.on_message(Reclaim(FEED))
         for _ in range(2):
             owner = it.reader.claim()
             with pytest.raises(ConfigError, match=r"loop over it was left early.*steps=.*memory"):
@@ -54,7 +54,7 @@ def test_epoch_whose_first_rows_are_gone_is_refused_to_begin_again() -> None:
 
 def test_pressure_lasts_to_the_end_of_the_epoch() -> None:
     with Arrivals() as it:
-        it.reader.hear(Reclaim(FEED))
+        it.reader.on_message(Reclaim(FEED))
         it.rows(1, 1, epoch=0)
         it.end_epoch(0)
         it.rows(1, 1, epoch=1)
@@ -81,7 +81,7 @@ def test_what_was_taken_is_released_when_user_code_waits_under_pressure() -> Non
             it.reader.take(owner)
         taking = Running(lambda: it.reader.take(owner))
         it.waits.wait_for_waiter()
-        it.reader.hear(Reclaim(FEED))
+        it.reader.on_message(Reclaim(FEED))
         assert it.released == 2
         it.rows(1)
         assert first_row(taking.result()) == 2
@@ -114,7 +114,7 @@ def test_epoch_that_will_not_come_is_skipped() -> None:
         owner = it.reader.claim()
         taking = Running(lambda: it.reader.take(owner))
         it.rows(1, epoch=5)
-        it.reader.hear(FeedBegin(FEED, 5, 5))
+        it.reader.on_message(FeedBegin(FEED, 5, 5))
         assert first_row(taking.result()) == 0
         it.end_epoch(5)
         it.reader.take(owner)
@@ -146,7 +146,7 @@ def test_wait_ends_with_an_error_when_the_agent_is_gone() -> None:
     with Arrivals() as it:
         owner = it.reader.claim()
         taking = Running(lambda: it.reader.take(owner))
-        it.reader.lose()
+        it.reader.on_agent_lost()
         for wait in (taking.result, it.reader.peek_batch):
             with pytest.raises(FeedClosedError, match="agent of this node is gone"):
                 wait()
@@ -165,7 +165,7 @@ def test_terminated_reader_drops_everything_and_tells_the_agent_once() -> None:
         it.end_epoch(0)
         assert it.reader.take(owner) is None
         assert set(os.listdir("/dev/fd")) == before
-        it.reader.hear(Reclaim(FEED))
+        it.reader.on_message(Reclaim(FEED))
         assert not any(isinstance(message, Release) for message in it.sent)
 
 
@@ -174,9 +174,9 @@ def test_room_that_a_terminated_feeding_was_asked_for_is_not_made_in_the_next_on
     with Arrivals() as arrivals:
         reader = arrivals.reader
         arrivals.rows(10)
-        reader.hear(Reclaim(FEED))
+        reader.on_message(Reclaim(FEED))
         reader.terminate()
-        reader.hear(Reopened(FEED, 5))
+        reader.on_message(Reopened(FEED, 5))
         arrivals.rows(10, 10, epoch=5)
         owner = reader.claim()
         for _ in range(2):
@@ -207,5 +207,5 @@ def test_agent_is_told_now_and_then_and_when_there_is_nothing_left() -> None:
     taking = Running(lambda: reader.take(owner))
     waits.wait_for_waiter()
     assert [(m.given.rows, m.is_waiting) for m in sent] == [(1, False), (100, True)]
-    reader.hear(EpochEnd(FEED, 0, {0: 100}))
+    reader.on_message(EpochEnd(FEED, 0, {0: 100}))
     assert isinstance(taking.result(), EpochEnd)
