@@ -120,7 +120,7 @@ def _begin(stock: Function, iterator: Any) -> Any:
         for callback in callbacks.callbacks:
             getattr(callback, FEEDS, len)([reader.feed for reader in readers])
     if readers and callbacks is not None:
-        readers[0].supply.watch.fit_begins(callbacks.model, readers[0].feed)
+        readers[0].registry.watch.fit_begins(callbacks.model, readers[0].feed)
         setattr(callbacks, _RUN, _Run(iterator, readers))
         setattr(iterator, _RUN, getattr(callbacks, _RUN))
     if not _continues(iterator):
@@ -202,7 +202,7 @@ def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(stock).bind(model, *args, **kwargs)
     given = bound.arguments
     readers = readers_of(given.get("x"))
-    if any(reader.supply.is_resumed and not reader.has_epoch() for reader in readers):
+    if any(reader.registry.is_resumed and not reader.has_epoch() for reader in readers):
         _log.warning(
             "fit has nothing left to train on: an earlier run has used all of it. Choose another "
             "checkpoint_dir to train again"

@@ -58,7 +58,7 @@ def tf_dataset(
                 yield arrange(tensors(columns, specs), x, y)
         except SparkdlError as problem:
             # TensorFlow makes an error of its own of it, in which class and cause are lost.
-            batches.reader.supply.raised = problem
+            batches.reader.registry.raised = problem
             raise
 
     def end() -> Iterator[Any]:

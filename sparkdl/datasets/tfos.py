@@ -93,8 +93,8 @@ class DataFeed:
             elif isinstance(item, EpochEnd):
                 self._reader.finish_epoch(self._owner)
                 if not item.goes_on:
-                    self._reader.supply.watch.epoch_over(self._reader.feed)
-                    self._reader.supply.watch.look()
+                    self._reader.registry.watch.epoch_over(self._reader.feed)
+                    self._reader.registry.watch.look()
             else:
                 self.done_feeding = True
         made = self._by_tensor(batch) if self.input_tensors is not None else batch

@@ -120,7 +120,7 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
         others = len(start.world.trainers) > 1 and ctx.member.role.is_trainer and not ctx.num_gpus
         with WaitWatch(link.send, others):
             value, has_exited = _call(map_fun, args, ctx)
-        link.feeds.supply.watch.look()
+        link.feeds.registry.watch.look()
         leave(ctx)
         link.feeds.report()
         framework.after_map_fun(has_failed=False)

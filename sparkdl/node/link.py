@@ -48,7 +48,7 @@ from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.core.world import FIRST_TIME
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.files import MEMORY_NBYTES, OwnFiles
-from sparkdl.feed.reader.reader import UNWATCHED, FeedMessage, FeedReader, Supply, TrainingWatch
+from sparkdl.feed.reader.reader import FeedMessage, FeedReader, FeedRegistry, TrainingWatch
 from sparkdl.frameworks.lone_training import LoneTraining
 
 
@@ -60,14 +60,14 @@ class FeedReaders:
         self._lock = threading.Lock()  # of what follows: user code's threads ask for readers
         self._readers: dict[str, FeedReader] = {}
         self._own: dict[str, OwnFiles] = {}
-        self.supply = Supply()
+        self.registry = FeedRegistry()
         self._has_ended = self._is_lost = False
 
     def reader(self, feed: str) -> FeedReader:
         with self._lock:
             reader = self._readers.get(feed)
             if reader is None:
-                reader = FeedReader(feed, self._send, supply=self.supply)
+                reader = FeedReader(feed, self._send, registry=self.registry)
                 self._add(reader)
                 # A reader that is asked for after the end would otherwise wait for rows that never
                 # come.
@@ -98,7 +98,7 @@ class FeedReaders:
 
     def cause_of(self, error: BaseException) -> BaseException:
         """Return the error of a feed that `error` repeats, as TensorFlow does; else `error`."""
-        cause = self.supply.raised
+        cause = self.registry.raised
         if cause is None or cause is error or str(cause) not in str(error):
             return error
         cause.__cause__ = cause.__context__ = None
@@ -108,8 +108,8 @@ class FeedReaders:
         """Return a new feed that this node reads from files; no driver ends it."""
         with self._lock:
             name = f"parquet:{len(self._own)}"
-            self.supply.own.add(name)
-            own = OwnFiles(name, self._send, memory_nbytes or MEMORY_NBYTES, self.supply)
+            self.registry.own.add(name)
+            own = OwnFiles(name, self._send, memory_nbytes or MEMORY_NBYTES, self.registry)
             self._own[name] = own
             self._add(own.reader)
         return own
@@ -154,7 +154,7 @@ class FeedReaders:
         """Let all readers know their world; with checkpoints they note which rows are used."""
         member, is_resumed = start.world.member(start.node_id), start.resume != FIRST_TIME
         with self._lock:
-            self.supply.expect(start.spec, member, is_resumed, watch)
+            self.registry.expect(start.spec, member, is_resumed, watch)
             for reader in self._readers.values():
                 reader.begin()
 
@@ -162,7 +162,7 @@ class FeedReaders:
         """Sort a message to the reader of its feed; `fd` is ours."""
         match message:
             case Segment(feed):
-                self.supply.begin(feed)
+                self.registry.begin(feed)
                 # The kernel had no descriptor left for these rows, so they are lost.
                 if fd < 0:
                     self.reader(feed).fail(ReadError(f"rows are lost: {OUT_OF_DESCRIPTORS}"))
@@ -172,7 +172,7 @@ class FeedReaders:
                 self._end_all()
             case _ if isinstance(message, FeedMessage):
                 if isinstance(message, FeedBegin):
-                    self.supply.begin(message.feed)
+                    self.registry.begin(message.feed)
                 self.reader(message.feed).on_message(message)
 
     def on_agent_lost(self) -> None:
@@ -183,7 +183,7 @@ class FeedReaders:
 
     def _send(self, message: Local) -> None:
         if isinstance(message, Consumed):
-            self.supply.move()
+            self.registry.touch()
         self._send_to_agent(message)
 
     def _end_all(self) -> None:
@@ -343,7 +343,7 @@ class AgentLink:
         spec, own = start.spec, start.world.member(start.node_id)
         trainers = [each for each in start.world.trainers if not each.role.is_server]
         if spec.independent_models or own not in trainers or len(trainers) == 1:
-            return UNWATCHED
+            return TrainingWatch()
         return LoneTraining(spec.framework, len(trainers))
 
 

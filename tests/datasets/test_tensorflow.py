@@ -190,10 +190,10 @@ def test_rows_unlike_the_first_ones_are_named(first: Any, later: Any, words: str
         data = dataset(it, "c", batch_size=2)
         with pytest.raises(tf.errors.InvalidArgumentError) as raised:
             list(data)
-        assert isinstance(it.reader.supply.raised, FeedTypeError)
+        assert isinstance(it.reader.registry.raised, FeedTypeError)
         with pytest.raises(FeedTypeError, match=f"column 'c' .*{words}|column 'c' {words}"):
-            raise it.reader.supply.raised
-        assert str(it.reader.supply.raised) in str(raised.value)
+            raise it.reader.registry.raised
+        assert str(it.reader.registry.raised) in str(raised.value)
 
 
 def model(strategy: Any = None) -> Any:

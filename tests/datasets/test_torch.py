@@ -261,7 +261,7 @@ def test_worker_that_dies_is_an_error_and_the_feed_can_be_read_again() -> None:
 
 
 def test_feed_that_brings_nothing_fails_in_the_training_loop() -> None:
-    with Arrivals(timeout_s=0.1) as it, pytest.raises(UnfedError, match="nobody has fed"):
+    with Arrivals(timeout_s=0.1) as it, pytest.raises(UnfedError, match="received no data"):
         raise error_of(loader(it))
 
 

@@ -31,7 +31,7 @@ from sparkdl.control.tls import Tls
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.reader.reader import FeedReader, Supply
+from sparkdl.feed.reader.reader import FeedReader, FeedRegistry
 from sparkdl.feed.store.buffer import Budget
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import StoreLimits
@@ -143,9 +143,9 @@ class Arrivals(Sent):
 
     def __init__(self, timeout_s: float = SOON_S, tracks: bool = False) -> None:
         super().__init__()
-        supply = Supply()
-        supply._timeout_s, supply.tracks = timeout_s, tracks
-        self.reader = FeedReader(FEED, self._note, supply)
+        registry = FeedRegistry()
+        registry._timeout_s, registry.tracks = timeout_s, tracks
+        self.reader = FeedReader(FEED, self._note, registry)
         self.reader.report_period_s = 0
         self.waits = self.reader._changed = NoticingCondition()
         self._number = 0
@@ -234,7 +234,7 @@ class LocalNode(Sent):
         self._sock = agents
         self.call(self._begin)
         self.link = AgentLink(child_end)
-        self.link.feeds.supply.tracks = self._tracks
+        self.link.feeds.registry.tracks = self._tracks
         return self
 
     def __exit__(self, *_: object) -> None:

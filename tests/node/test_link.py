@@ -140,8 +140,8 @@ def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> 
         ends.begun()
         misspelt = ends.link.feeds.reader("inputs")
         message = (
-            r"nobody has fed 'inputs' to worker:0 within Feeding\(timeout_s=0.05\), .*; "
-            r"fed was 'input', 'test'"
+            r"feed 'inputs' received no data on worker:0 within 0.05 s \(Feeding\(timeout_s=…\)\); "
+            r"feeds with data: 'input', 'test'"
         )
         with pytest.raises(UnfedError, match=message):
             list(EpochBatches(misspelt, 4))
@@ -238,7 +238,7 @@ def test_process_does_not_outlive_its_agent(last: bytes) -> None:
 
 def test_number_of_batches_is_of_the_default_feed_or_of_the_only_one() -> None:
     with linked() as ends:
-        ends.link.feeds.supply.tracks = True
+        ends.link.feeds.registry.tracks = True
         for feed in ("input", "more"):
             for number in range(3):
                 ends.send_segment(number, feed)

@@ -21,7 +21,7 @@ def test_end_of_all_feeds_reaches_late_readers_and_none_that_the_node_fills_itse
 
 def test_error_that_repeats_one_of_a_feed_is_that_one() -> None:
     readers = FeedReaders(list[Local]().append)
-    found = readers.supply.raised = FeedTypeError("column 'c' holds 1 null")
+    found = readers.registry.raised = FeedTypeError("column 'c' holds 1 null")
     of_a_graph = ValueError(f"Graph execution error: FeedTypeError: {found}\nat PyFunc")
     assert readers.cause_of(of_a_graph) is found
     other = ValueError("Graph execution error: out of memory")

@@ -157,7 +157,7 @@ class EpochBatches:
         return (None if isinstance(step, _Sign) else step for step in steps)
 
     def _begin(self, is_ahead: bool = False) -> Iterator[Step]:
-        self.reader.supply.watch.look()
+        self.reader.registry.watch.look()
         if self.steps is None:
             return self._iteration(self.reader.claim())
         # At the reader, because a loop may call `ctx.batches(…)` each time.
@@ -423,7 +423,7 @@ class _Epoch:
             self._of._carried, self._of._carried_by_node = rest if waiting else [], waiting
             self.continues = mark is not None and mark.goes_on
             if not self.continues:
-                self._reader.supply.watch.epoch_over(self._reader.feed)
+                self._reader.registry.watch.epoch_over(self._reader.feed)
 
 
 class GatheredRows:

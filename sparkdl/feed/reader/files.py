@@ -22,7 +22,7 @@ from sparkdl.control.rows import EpochRows, Share
 from sparkdl.core.errors import ConfigError, ReadError, SparkdlError
 from sparkdl.core.row_ranges import Span, merge_ranges, spans_within
 from sparkdl.feed.reader.cursor import Item
-from sparkdl.feed.reader.reader import FeedReader, Supply
+from sparkdl.feed.reader.reader import FeedReader, FeedRegistry
 from sparkdl.feed.store.spool import read_within
 
 _log = logging.getLogger(__name__)
@@ -59,10 +59,10 @@ class OwnFiles(threading.Thread):
         feed: str,
         report: Callable[[Consumed], None],
         memory_nbytes: int = MEMORY_NBYTES,
-        supply: Supply | None = None,
+        registry: FeedRegistry | None = None,
     ) -> None:
         super().__init__(name=f"sparkdl-reading-{feed}", daemon=True)
-        self.reader = FeedReader(feed, self._on_message, supply)
+        self.reader = FeedReader(feed, self._on_message, registry)
         self.order: FileOrder | None = None
         self._told = report
         self._memory_nbytes = memory_nbytes

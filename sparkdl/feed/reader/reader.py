@@ -74,10 +74,7 @@ class Passes(Protocol):
     replayed: int
 
 
-UNWATCHED = TrainingWatch()
-
-
-class Supply:
+class FeedRegistry:
     """What all readers of a node share: its world, and which feeds are being fed. Thread-safe.
 
     Between two calls of `cluster.feed` a node waits as long as it takes. It gives up a feed that
@@ -92,13 +89,13 @@ class Supply:
     """
 
     def __init__(self) -> None:
-        self.watch: TrainingWatch = UNWATCHED
+        self.watch = TrainingWatch()
         self.is_resumed = self.tracks = False
         self.raised: SparkdlError | None = None
         self.own: set[str] = set()
         self._told: set[tuple[str, str]] = set()
         self._begun: set[str] = set()
-        self._moved_s = 0.0
+        self._touched_s = 0.0
         self._timeout_s: float | None = None
         self._unfed_node: str | None = None
         self._is_first = False
@@ -129,10 +126,10 @@ class Supply:
     def begin(self, feed: str) -> None:
         self._begun.add(feed)
 
-    def move(self) -> None:
-        self._moved_s = time.monotonic()
+    def touch(self) -> None:
+        self._touched_s = time.monotonic()
 
-    def impossible(self, feed: str) -> ConfigError | None:
+    def error_if_unreachable(self, feed: str) -> ConfigError | None:
         """Return the error if `feed` can never receive rows, else `None`."""
         if self._unfed_node is None or feed in self._begun | self.own:
             return None
@@ -141,34 +138,32 @@ class Supply:
             "Feeding(fed=True) and call cluster.feed, or read files: feed=sparkdl.parquet(…)"
         )
 
-    def never_fed(self, feed: str) -> UnfedError | None:
+    def error_if_never_fed(self, feed: str) -> UnfedError | None:
         """Return the error of a feed that has ended without a call feeding it; `None` otherwise.
 
         A world that continues an earlier one cannot know.
         """
         if not self._is_first or feed in self._begun:
             return None
-        return self.unfed(
+        return self.timeout_error(
             feed,
             "before the driver ended the feeds: call cluster.feed before cluster.results(), "
             "cluster.shutdown() or the end of the `with` block",
         )
 
-    def left_s(self, feed: str, since_s: float) -> float | None:
+    def remaining_s(self, feed: str, since_s: float) -> float | None:
         """Return how long to wait for a feed on; `None` for as long as it takes."""
         if self._timeout_s is None or feed in self._begun | self.own:
             return None
-        # User code that is busy with another feed is not waiting in vain.
-        return max(0.0, max(since_s, self._moved_s) + self._timeout_s - time.monotonic())
+        # User code that is busy with another feed is not waiting for this one.
+        return max(0.0, max(since_s, self._touched_s) + self._timeout_s - time.monotonic())
 
-    def unfed(self, feed: str, when: str = "") -> UnfedError:
-        when = when or f"within Feeding(timeout_s={self._timeout_s:g}), which may be longer"
-        fed = "nothing is being fed here"
-        if self._begun:
-            fed = f"fed was {', '.join(map(repr, sorted(self._begun)))}"
+    def timeout_error(self, feed: str, when: str = "") -> UnfedError:
+        when = when or f"within {self._timeout_s:g} s (Feeding(timeout_s=…))"
+        fed = ", ".join(map(repr, sorted(self._begun))) or "none"
         return UnfedError(
-            f"nobody has fed {feed!r} to {self._node} {when}; {fed}. Give cluster.feed(…, feed=…) "
-            f"and ctx.batches(…, feed=…) the same name{self._roles}"
+            f"feed {feed!r} received no data on {self._node} {when}; feeds with data: {fed}. Give "
+            f"cluster.feed(…, feed=…) and ctx.batches(…, feed=…) the same name{self._roles}"
         )
 
 
@@ -194,11 +189,11 @@ class FeedReader:
     report_period_s = REPORT_PERIOD_S
 
     def __init__(
-        self, feed: str, send: Callable[[Local], None], supply: Supply | None = None
+        self, feed: str, send: Callable[[Local], None], registry: FeedRegistry | None = None
     ) -> None:
         self.feed, self._send = feed, send
         self.passes: Passes | None = None
-        self.supply, self._waits_forever = supply or Supply(), False
+        self.registry, self._waits_forever = registry or FeedRegistry(), False
         self._changed = threading.Condition()
         self._cursor = ReaderCursor(feed)
         self.begin()
@@ -211,7 +206,7 @@ class FeedReader:
 
     def begin(self) -> None:
         """Let the reader know its world, before user code reads."""
-        self._cursor.consumed.is_wanted = self.supply.tracks
+        self._cursor.consumed.is_wanted = self.registry.tracks
 
     def wait_forever(self) -> None:
         """Wait for a first row as long as it takes: inference may be asked at any time."""
@@ -280,7 +275,7 @@ class FeedReader:
             before = now.abandoned
             self._cursor.rewind()
             if before < now.abandoned == WARNED_ITERATION:
-                self.supply.warn(
+                self.registry.warn(
                     self.feed,
                     "a loop over it was left early twice in one epoch. Each loop begins "
                     "the epoch again, in another order if it is shuffled, so some of its rows may "
@@ -331,7 +326,8 @@ class FeedReader:
             self._report()
 
     def end_of_feed(self) -> EndOfFeedError | UnfedError:
-        return self.supply.never_fed(self.feed) or end_of_feed(self.feed, self._cursor.epoch)
+        unfed = self.registry.error_if_never_fed(self.feed)
+        return unfed or end_of_feed(self.feed, self._cursor.epoch)
 
     def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
         """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does.
@@ -469,7 +465,7 @@ class FeedReader:
             if consumed.ahead is not None:
                 return consumed.used()
             if consumed.ended < consumed.count:
-                self.supply.warn(
+                self.registry.warn(
                     self.feed,
                     "a checkpoint was made within an epoch of it, which begins again "
                     "after a restart. If the model trains on this feed, name it in batches=",
@@ -524,7 +520,7 @@ class FeedReader:
         if isinstance(error, UnfedError):
             raise error
         extra = self._cursor.count_extra_epoch()
-        if extra > (MAX_EXTRA_EPOCHS if self.supply.is_resumed else 1):
+        if extra > (MAX_EXTRA_EPOCHS if self.registry.is_resumed else 1):
             raise error
         if extra == 1:
             _log.warning("%s", error)
@@ -572,12 +568,12 @@ class FeedReader:
     def wait_until(self, is_over: Callable[[], bool]) -> None:
         """Wait; a thread that stands here waits for rows (`node/waits.py`)."""
         since_s = time.monotonic()
-        while not self._changed.wait_for(is_over, self._left_s(since_s)):
-            if self._left_s(since_s) == 0:
-                raise self.supply.unfed(self.feed)
+        while not self._changed.wait_for(is_over, self._remaining_s(since_s)):
+            if self._remaining_s(since_s) == 0:
+                raise self.registry.timeout_error(self.feed)
 
     def _begin_wait(self) -> None:
-        if problem := self.supply.impossible(self.feed):
+        if problem := self.registry.error_if_unreachable(self.feed):
             raise problem
         # Each wait for a row is reported: the agent takes the next segment for its end. The first
         # one also says which feed user code reads.
@@ -586,8 +582,8 @@ class FeedReader:
         elif self._is_waiting and not self._waits_forever:
             self._send(self._consumed())
 
-    def _left_s(self, since_s: float) -> float | None:
-        return None if self._waits_forever else self.supply.left_s(self.feed, since_s)
+    def _remaining_s(self, since_s: float) -> float | None:
+        return None if self._waits_forever else self.registry.remaining_s(self.feed, since_s)
 
 
 def too_few_rows(mark: EpochEnd) -> ConfigError:

@@ -269,7 +269,7 @@ def test_feed_that_was_never_fed_is_an_error_when_the_feeds_end(
 ) -> None:
     with launch(misspells, "input", nodes=1) as cluster:
         with pytest.raises(
-            NodeFailedError, match=r"UnfedError: nobody has fed 'input' to worker:0 bef"
+            NodeFailedError, match=r"UnfedError: feed 'input' received no data on worker:0 bef"
         ):
             cluster.results(SOON_S)
         cluster.abort()

@@ -101,7 +101,7 @@ def test_world_that_goes_on_may_count_its_epochs_from_zero(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with Arrivals() as it:
-        it.reader.supply.is_resumed = True
+        it.reader.registry.is_resumed = True
         batches = EpochBatches(it.reader, 2)
         it.rows(2)
         it.end_epoch(0)

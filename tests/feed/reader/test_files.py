@@ -36,7 +36,7 @@ def reading(
     folder: Path, nbytes: int = 1 << 28, told: list[Consumed] | None = None, **order: Any
 ) -> Iterator[OwnFiles]:
     own = OwnFiles("parquet:0", list[Consumed]().append if told is None else told.append, nbytes)
-    own.reader.supply.tracks = True
+    own.reader.registry.tracks = True
     own.reader.begin()
     own.begin(FileOrder((str(folder),), **order))
     try:
