@@ -57,7 +57,7 @@ def _num_positions(batch: list[Part]) -> int:
 class ConsumedRows:
     """The batches of one feed, in order, since this process began.
 
-    Batches beyond the floor are forgotten when an iteration is abandoned.
+    Batches after the committed ones are forgotten when an iteration is abandoned.
 
     Attributes:
         is_wanted: whether rows are tracked; otherwise nothing is noted.
@@ -69,12 +69,12 @@ class ConsumedRows:
     is_wanted: bool = False
     count: int = 0
     ahead: int | None = 0
-    _floor: int = 0
+    _committed: int = 0
     _latest: deque[list[Part]] = field(default_factory=deque)
     """The latest batches; those before them are folded into ranges of positions."""
     _held_positions: int = 0
-    _below_floor: Array = field(default_factory=lambda: _NO_RANGES)
-    _since_floor: Array = field(default_factory=lambda: _NO_RANGES)
+    _committed_rows: Array = field(default_factory=lambda: _NO_RANGES)
+    _rows_since: Array = field(default_factory=lambda: _NO_RANGES)
     _starts: list[int] = field(default_factory=list)
     _segments: list[tuple[int, int, int]] = field(default_factory=list)
     """The segment that begins at each of `_starts`: epoch, segment, rows."""
@@ -104,32 +104,32 @@ class ConsumedRows:
             self._latest[-1] = [*self._latest[-1], *parts]
             self._held_positions += _num_positions(parts)
         else:
-            self._below_floor = _merged([self._below_floor, _ranges(parts)])
+            self._committed_rows = _merged([self._committed_rows, _ranges(parts)])
 
-    def raise_floor(self) -> None:
+    def commit(self) -> None:
         """Make the batches that are here final: `rewind` keeps them."""
-        self._floor = self.count
-        if len(self._since_floor):
-            self._below_floor = _merged([self._below_floor, self._since_floor])
-            self._since_floor = _NO_RANGES
+        self._committed = self.count
+        if len(self._rows_since):
+            self._committed_rows = _merged([self._committed_rows, self._rows_since])
+            self._rows_since = _NO_RANGES
 
     def rewind(self) -> None:
         if self.ahead is not None:
             self.ahead = 0
-        while self.count > self._floor and self._latest:
+        while self.count > self._committed and self._latest:
             self._held_positions -= _num_positions(self._latest.pop())
             self.count -= 1
-        self.count = self._floor
-        self._since_floor = _NO_RANGES
+        self.count = self._committed
+        self._rows_since = _NO_RANGES
 
     def reach_end(self) -> None:
         """Note that the training was given the last batch of an epoch: nothing is read ahead."""
-        if self.count == self._floor:
+        if self.count == self._committed:
             self.ahead = 0
 
     @property
     def ended(self) -> int:
-        return self._floor
+        return self._committed
 
     def used(self) -> int:
         if self.ahead is None and self.count:
@@ -161,7 +161,7 @@ class ConsumedRows:
                 f"out, and what the first {folded} to {self.count} held is known; {why}"
             )
         parts = [part for i in range(batches - folded) for part in self._latest[i]]
-        found = _merged([self._below_floor, self._since_floor, _ranges(parts)])
+        found = _merged([self._committed_rows, self._rows_since, _ranges(parts)])
         return self._by_segment(found)
 
     def forget(self, epoch: int) -> None:
@@ -171,8 +171,8 @@ class ConsumedRows:
             gone += 1
         del self._starts[:gone], self._segments[:gone]
         if gone:
-            self._below_floor = _from(self._below_floor, self._starts[0])
-            self._since_floor = _from(self._since_floor, self._starts[0])
+            self._committed_rows = _from(self._committed_rows, self._starts[0])
+            self._rows_since = _from(self._rows_since, self._starts[0])
 
     def _fold(self, batches: int, positions: int) -> None:
         """Keep at most so many batches, of so many positions, one by one."""
@@ -184,12 +184,12 @@ class ConsumedRows:
         ):
             batch = self._latest.popleft()
             self._held_positions -= _num_positions(batch)
-            # An abandoned iteration gives back the batches above the floor, so they are folded
+            # An abandoned iteration gives back the batches not committed, so they are folded
             # apart.
-            (below if number < self._floor else since).extend(batch)
+            (below if number < self._committed else since).extend(batch)
             number += 1
-        self._below_floor = _merged([self._below_floor, _ranges(below)])
-        self._since_floor = _merged([self._since_floor, _ranges(since)])
+        self._committed_rows = _merged([self._committed_rows, _ranges(below)])
+        self._rows_since = _merged([self._rows_since, _ranges(since)])
 
     def _by_segment(self, ranges: Array) -> EpochRows:
         # Arrays throughout: the ranges of shuffled rows are too many for a loop in Python.

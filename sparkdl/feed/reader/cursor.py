@@ -2,12 +2,12 @@
 
     epoch 0: ▓▓▓ ▓▓▓ ▓▓▓ ░░░ ░░░ mark        epoch 1: the same again, or segments of its own
              ▲       ▲   ▲
-             floor   │   position            ▓ taken   ░ not taken yet
+         committed   │   position            ▓ taken   ░ not taken yet
                      given: how far user code has been handed rows
 
-An iteration that is abandoned goes back to the floor. A segment is released when no epoch reads it
-any more, or, when room is wanted, as soon as user code has been given its rows. The epoch cannot
-begin again then.
+An abandoned iteration goes back to the committed position. A segment is released when no epoch
+reads it any more, or, when room is wanted, as soon as user code has been given its rows. The epoch
+cannot begin again then.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ class Item:
         start, rows = self.segment.start, self.segment.rows
         return batch if batch.num_rows == rows else batch.slice(start, rows)
 
-    def drop(self) -> int | None:
+    def release(self) -> int | None:
         """Forget the batch; return the segment's number unless it was released before."""
         self.close()
         self.mapped = None
-        return self._release()
+        return self._mark_released()
 
-    def keep(self) -> int | None:
-        """Keep the batch mapped while the agent frees the segment; return as `drop` does."""
+    def keep_mapped(self) -> int | None:
+        """Keep the batch mapped while the agent frees the segment; return as `release` does."""
         self.batch()
-        return self._release()
+        return self._mark_released()
 
-    def _release(self) -> int | None:
+    def _mark_released(self) -> int | None:
         was_released, self.is_released = self.is_released, True
         return None if was_released else self.segment.number
 
@@ -84,7 +84,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Position:
     """How far user code has been handed rows: whole segments, rows of the next, counts of all."""
 
     items: int = 0
@@ -98,7 +98,7 @@ class _Epoch:
 
     Attributes:
         granted: rows of it that every node has at least.
-        floor: where an iteration that is abandoned goes back to.
+        committed: where an iteration that is abandoned goes back to.
         first: the first segment that is still here.
         is_pressed: room is wanted: what user code has been given is released.
     """
@@ -106,7 +106,7 @@ class _Epoch:
     items: list[Item] = field(default_factory=list)
     mark: EpochEnd | None = None
     granted: int = 0
-    floor: _Place = _Place()
+    committed: _Position = _Position()
     first: int = 0
     position: int = 0
     abandoned: int = 0
@@ -118,7 +118,7 @@ class ReaderCursor:
 
     def __init__(self, feed: str = "") -> None:
         self.epoch = 0
-        self.given = _Place()
+        self.given = _Position()
         self.inference: deque[Item] = deque()
         self.has_ended = False
         self.consumed = ConsumedRows(feed)
@@ -141,7 +141,7 @@ class ReaderCursor:
         if epoch >= self.epoch:
             self._epochs.setdefault(epoch, _Epoch()).granted = rows
 
-    def start_at(self, epoch: int) -> None:
+    def skip_to(self, epoch: int) -> None:
         """No epoch before `epoch` will come any more."""
         self._start = max(self._start, epoch)
 
@@ -180,7 +180,7 @@ class ReaderCursor:
     @property
     def is_over(self) -> bool:
         """Whether no iteration finds anything any more."""
-        is_here = self.now.floor.items < len(self.now.items)
+        is_here = self.now.committed.items < len(self.now.items)
         return self.has_ended and not is_here and self.mark is None
 
     @property
@@ -230,9 +230,9 @@ class ReaderCursor:
         now, items, left = self.now, self.given.items, self.given.rows + rows
         while items < now.position and (in_item := now.items[items].segment.rows) <= left:
             items, left = items + 1, left - in_item
-        self.given = _Place(items, left, counts)
+        self.given = _Position(items, left, counts)
         if for_good:
-            self.raise_floor()
+            self.commit_position()
 
     def drop(self, rows: int, parts: list[Part]) -> None:
         counts = self.given.counts
@@ -250,20 +250,20 @@ class ReaderCursor:
     def rewind(self) -> None:
         """Go back to where the iteration began; what was given for good stays given."""
         self.consumed.rewind()
-        now, floor, counts = self.now, self.now.floor, self.given.counts
-        rows = counts.rows - floor.counts.rows
+        now, committed, counts = self.now, self.now.committed, self.given.counts
+        rows = counts.rows - committed.counts.rows
         now.abandoned += rows > 0
         again, extra = counts.again + rows, counts.extra_epochs
-        kept = structs.replace(floor.counts, again=again, extra_epochs=extra)
-        self.given = replace(floor, counts=kept)
-        now.position = floor.items
+        kept = structs.replace(committed.counts, again=again, extra_epochs=extra)
+        self.given = replace(committed, counts=kept)
+        now.position = committed.items
         if (item := self.next_item) is not None:
-            item.skip = floor.rows
+            item.skip = committed.rows
 
-    def raise_floor(self) -> None:
+    def commit_position(self) -> None:
         """Make what user code is given next the place to go back to."""
-        self.now.floor = self.given
-        self.consumed.raise_floor()
+        self.now.committed = self.given
+        self.consumed.commit()
 
     def finish_epoch(self) -> list[int]:
         """Move past the epoch's end; return the segments to release."""
@@ -272,7 +272,7 @@ class ReaderCursor:
             if self.has_ended:  # in the middle of the epoch, which is not read again
                 now.position = len(now.items)
                 self.given = replace(self.given, items=now.position, rows=0)
-                self.raise_floor()
+                self.commit_position()
             return []
         # The same segments again: nothing is released, and the position starts over.
         if now.mark.again:
@@ -302,13 +302,13 @@ class ReaderCursor:
         if is_again or (now.mark is not None and now.mark.again):
             return []  # a later epoch reads them again
         # The agent may free these files, while their rows stay mapped here until they are given.
-        freed = _keep(now.items[given : now.position]) if is_waiting else []
+        freed = _keep_mapped(now.items[given : now.position]) if is_waiting else []
         # Code that looks at the first batches, as Keras does, begins again: these stay mapped
         # until then.
-        steps = self.given.counts.steps - now.floor.counts.steps
-        unneeded = given if steps > HEAD_STEPS else now.floor.items
+        steps = self.given.counts.steps - now.committed.counts.steps
+        unneeded = given if steps > HEAD_STEPS else now.committed.items
         freed += release_all(now.items[now.first : unneeded])
-        freed += _keep(now.items[unneeded:given])
+        freed += _keep_mapped(now.items[unneeded:given])
         now.first = max(now.first, unneeded)
         return freed
 
@@ -323,15 +323,15 @@ class ReaderCursor:
         for item in now.items:
             item.skip = 0
         now.position = now.first = now.abandoned = 0
-        self.given = _Place(counts=self.given.counts)
-        self.raise_floor()
+        self.given = _Position(counts=self.given.counts)
+        self.commit_position()
 
 
 def release_all(items: Iterable[Item]) -> list[int]:
     """Forget segments; return the numbers of the ones not released before."""
-    return [number for item in items if (number := item.drop()) is not None]
+    return [number for item in items if (number := item.release()) is not None]
 
 
-def _keep(items: Iterable[Item]) -> list[int]:
+def _keep_mapped(items: Iterable[Item]) -> list[int]:
     """Keep segments mapped; return the numbers of the ones not released before."""
-    return [number for item in items if (number := item.keep()) is not None]
+    return [number for item in items if (number := item.keep_mapped()) is not None]

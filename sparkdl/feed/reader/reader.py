@@ -230,14 +230,14 @@ class FeedReader:
         with self._changed:
             match message:
                 case FeedBegin(_, epoch):
-                    cursor.start_at(epoch)
+                    cursor.skip_to(epoch)
                 case Granted(_, epoch, rows):
                     cursor.grant(epoch, rows)
                 case EpochEnd() if not self._is_terminated:
                     cursor.add_mark(message)
                 case Reopened(_, epoch):
                     self._is_terminated = False
-                    cursor.start_at(epoch)
+                    cursor.skip_to(epoch)
                     self._release(cursor.enter(max(cursor.epoch, epoch)))
                     self._report()
                 case FeedCovered(_, epoch):
@@ -421,7 +421,7 @@ class FeedReader:
         """Record the rows of a batch; `give_for_good` has counted them already."""
         with self._changed:
             self._cursor.consumed.add(parts)
-            self._cursor.consumed.raise_floor()
+            self._cursor.consumed.commit()
 
     def finish_epoch(self, owner: int, dropped: int = 0, parts: list[Part] | None = None) -> bool:
         """Move past the epoch's end, and release; false once another owner has claimed."""

@@ -233,7 +233,7 @@ def test_rows_that_only_fill_a_step_are_no_rows_of_a_position() -> None:
     st.integers(0, 60),
 )
 def test_what_is_folded_is_still_known(
-    steps: list[tuple[int, bool]], is_mixed: bool, floor: int
+    steps: list[tuple[int, bool]], is_mixed: bool, committed: int
 ) -> None:
     """With little memory, the batches beyond the latest are known together."""
     seen: list[list[int]] = []
@@ -249,8 +249,8 @@ def test_what_is_folded_is_still_known(
             rows.add([part] if count else [])
             seen.append(list(range(place, place + count)))
             place += count + 1
-            if number == floor:
-                rows.raise_floor()
+            if number == committed:
+                rows.commit()
                 at_floor = len(seen)
             elif gives_back and number % 7 == 0:
                 rows.rewind()
