@@ -44,7 +44,7 @@ class NodeFeed:
     """One feed, of one child.
 
     Attributes:
-        marked: the epoch of the last `EpochEnd`; `None` before, when no end is awaited.
+        last_epoch_end: the epoch of the last `EpochEnd`; `None` before, when no end is awaited.
         answered: the last report of the values that the driver waits for, see `awaited`.
         is_waiting: user code waits for a row, and has been sent all that there are.
         is_wait_reported: the driver knows of it.
@@ -52,16 +52,16 @@ class NodeFeed:
         ranges: rows that were spooled and not reported yet, by epoch.
         full: the last epoch with a segment that has waited for room in the spool.
         fetcher: fetches rows from other agents, once some were assigned.
-        ordered: how many ranges of rows of other agents there were in all.
-        arrived: how many of them are here.
+        requested: how many ranges of rows of other agents were assigned in all.
+        fetched: how many of them are here.
         lacks_rows: some rows are not where they should be: no mark goes past them.
-        behind: the actions to perform once so many have arrived, in order.
+        pending: the actions to perform once so many have arrived, in order.
     """
 
     log: Log
     consumed: channel.Consumed
     began: int = -1
-    marked: int | None = None
+    last_epoch_end: int | None = None
     answered: tuple[int, ...] = ()
     is_waiting: bool = False
     is_wait_reported: bool = False
@@ -69,19 +69,19 @@ class NodeFeed:
     ranges: dict[int, list[msg.SpooledRange]] = field(default_factory=dict)
     full: int = -1
     fetcher: Fetcher | None = None
-    ordered: int = 0
-    arrived: int = 0
+    requested: int = 0
+    fetched: int = 0
     lacks_rows: bool = False
     problem: str = ""
-    behind: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
+    pending: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
 
-    def go_on(self) -> None:
+    def run_ready(self) -> None:
         # In order, so an action without a fetch of its own still waits for those before it.
-        while not self.lacks_rows and self.behind and self.behind[0][0] <= self.arrived:
-            self.behind.popleft()[1]()
+        while not self.lacks_rows and self.pending and self.pending[0][0] <= self.fetched:
+            self.pending.popleft()[1]()
 
     def stop(self) -> None:
-        self.behind.clear()
+        self.pending.clear()
         if self.fetcher is not None:
             self.fetcher.stop()
 
@@ -106,7 +106,7 @@ class NodeFeed:
 
         Each change answers a message of the driver, so changes are as rare as those messages.
         """
-        is_over = self.marked is not None and count.given.epochs > self.marked
+        is_over = self.last_epoch_end is not None and count.given.epochs > self.last_epoch_end
         return count.epoch, count.epoch_rows > 0, is_over
 
 
@@ -208,8 +208,8 @@ class NodeFeeds:
         reach the child by the loop as well, and must come first.
         """
         feed = self._feed(name)
-        feed.behind.append((feed.ordered if is_mark else 0, action))
-        self._loop.call_soon(feed.go_on)
+        feed.pending.append((feed.requested if is_mark else 0, action))
+        self._loop.call_soon(feed.run_ready)
 
     def _in_order(
         self, message: msg.FeedBegin | msg.ReadShare | msg.FeedCut | msg.EpochEnd
@@ -238,7 +238,7 @@ class NodeFeeds:
                 log.cut(epoch)
                 self._progress.call()
             case msg.EpochEnd(epoch=epoch):
-                feed.marked, feed.is_waiting = epoch, False
+                feed.last_epoch_end, feed.is_waiting = epoch, False
                 log.cut(epoch)
                 if not message.again:
                     log.settle(epoch)
@@ -247,7 +247,7 @@ class NodeFeeds:
     def _end_all(self, generation: int) -> None:
         """End all feeds, also those not used yet, once no rows are fetched any more."""
         for name, feed in self._feeds.items():
-            if feed.behind or feed.lacks_rows or feed.arrived < feed.ordered:
+            if feed.pending or feed.lacks_rows or feed.fetched < feed.requested:
                 self._after_fetches(name, partial(self._end_all, generation))
                 return
         if generation == self.store.generation:
@@ -272,14 +272,14 @@ class NodeFeeds:
             self._fetch(feed, fetches)
 
     def _fetch(self, feed: NodeFeed, fetches: list[Fetch]) -> None:
-        feed.ordered += len(fetches)
+        feed.requested += len(fetches)
         if feed.fetcher is None:
             feed.fetcher = Fetcher(
                 self._peers,
                 feed.log,
                 self.store.generation,
                 self._memory_nbytes,
-                partial(self._soon, self._note_arrived, feed),
+                partial(self._soon, self._on_fetched, feed),
                 partial(self._soon, self._note_lacking, self.store.generation),
             )
             # `shut_down` joins these threads; the ended ones need not be remembered.
@@ -411,9 +411,9 @@ class NodeFeeds:
         feed.ranges.setdefault(epoch, []).extend(ranges)
         self._needs.request()
 
-    def _note_arrived(self, feed: NodeFeed, fetches: int) -> None:
-        feed.arrived += fetches
-        feed.go_on()
+    def _on_fetched(self, feed: NodeFeed, fetches: int) -> None:
+        feed.fetched += fetches
+        feed.run_ready()
 
     def _note_problem(self, feed: NodeFeed, problem: str) -> None:
         """Report why files cannot be read: the driver ends the call."""
