@@ -62,7 +62,7 @@ class Agent:
         # These imports take long. The child's own take longer, and have begun.
         from sparkdl.feed.store.store import StoreLimits
         from sparkdl.feed.transfer.endpoint import NodeFeeds
-        from sparkdl.feed.transfer.fetch import Peers
+        from sparkdl.feed.transfer.fetch import NodeDirectory
         from sparkdl.feed.transfer.messages import FeedSpec
 
         spec, settings, report = agent_spec.spec, agent_spec.spec.settings, self._report
@@ -84,9 +84,9 @@ class Agent:
         # Longer than the driver waits for an agent that stands still, which it gives up itself.
         host_timeout_s = settings.recovery.host_timeout_s
         patience_s = driver_keep_alive(settings.lease_s, host_timeout_s).longest_s + host_timeout_s
-        peers = Peers(agent_spec.node_id, names, feed_spec, patience_s)
+        directory = NodeDirectory(agent_spec.node_id, names, feed_spec, patience_s)
         timeout_s = settings.feeding.timeout_s
-        self._feeds = NodeFeeds(peers, store, timeout_s, child.send, report, self._fail)
+        self._feeds = NodeFeeds(directory, store, timeout_s, child.send, report, self._fail)
         budget = self._feeds.store.budget
         self._observation = Observation(
             agent_spec, child, report, lambda: (budget.used_nbytes, budget.limit_nbytes)

@@ -36,7 +36,7 @@ from sparkdl.feed.store.buffer import Budget
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import StoreLimits
 from sparkdl.feed.transfer.endpoint import NodeFeeds
-from sparkdl.feed.transfer.fetch import Peers
+from sparkdl.feed.transfer.fetch import NodeDirectory
 from sparkdl.feed.transfer.messages import FeedSpec, Target
 from sparkdl.node.link import AgentLink
 from tests.doubles.proxy import Proxy
@@ -294,7 +294,7 @@ class LocalNode(Sent):
 
     def _begin(self) -> None:
         self.feeds = NodeFeeds(
-            Peers(
+            NodeDirectory(
                 self.node_id,
                 tuple(f"worker:{n}" for n in range(self.node_id + 9)),
                 SPEC,

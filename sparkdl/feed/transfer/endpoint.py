@@ -26,7 +26,7 @@ from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment
 from sparkdl.feed.store.spool import ShareLoader
 from sparkdl.feed.store.store import NodeStore, StoreLimits
-from sparkdl.feed.transfer.fetch import Fetch, Fetcher, Peers
+from sparkdl.feed.transfer.fetch import Fetch, Fetcher, NodeDirectory
 from sparkdl.feed.transfer.server import FlightServer
 
 PROGRESS_PERIOD_S = 0.1
@@ -114,7 +114,7 @@ class NodeFeeds:
     """All feeds of one node. Runs on the agent's loop; Flight's threads come in through the store.
 
     Args:
-        peers: this node among the nodes that report and hold rows.
+        directory: this node among the nodes that report and hold rows.
         send_to_child: takes a message and, for good, a descriptor or -1.
         report: sends counts, and the rows spooled, to the coordinator.
         fail: called, once for a child, if rows that the driver has assigned cannot come; their
@@ -123,7 +123,7 @@ class NodeFeeds:
 
     def __init__(
         self,
-        peers: Peers,
+        directory: NodeDirectory,
         limits: StoreLimits,
         timeout_s: float,
         send_to_child: Callable[[channel.Local, int], None],
@@ -131,7 +131,7 @@ class NodeFeeds:
         fail: Callable[[FailureKind, str], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._peers = peers
+        self._directory = directory
         self._send_to_child = send_to_child
         self._report_to_driver = report
         self._fail = fail
@@ -150,7 +150,7 @@ class NodeFeeds:
         self._fetchers: list[Fetcher] = []
         self._has_failed = self._lacks_rows = False
         self._own_steps = 0
-        nodes = len(peers.names)
+        nodes = len(directory.names)
         self._progress = Throttle(
             self._loop, self._report_counts, period_s(PROGRESS_PERIOD_S, nodes)
         )
@@ -159,7 +159,7 @@ class NodeFeeds:
 
     def listen(self, host: str, tls: Tls | None = None) -> str:
         on_lacking = partial(self._soon, self._note_lacking)
-        self._receiver = FlightServer(host, self._peers.spec.token, self.store, tls, on_lacking)
+        self._receiver = FlightServer(host, self._directory.spec.token, self.store, tls, on_lacking)
         return self._receiver.uri
 
     def _feed(self, name: str) -> NodeFeed:
@@ -259,7 +259,7 @@ class NodeFeeds:
         name, fetches = order.feed, list[Fetch]()
         try:
             for each in order.ranges:
-                if each.holder == self._peers.node_id:
+                if each.holder == self._directory.node_id:
                     self.store.assign(name, each.number, each.skip, each.rows)
                 else:
                     fetches.append((each, order))
@@ -275,7 +275,7 @@ class NodeFeeds:
         feed.requested += len(fetches)
         if feed.fetcher is None:
             feed.fetcher = Fetcher(
-                self._peers,
+                self._directory,
                 feed.log,
                 self.store.generation,
                 self._memory_nbytes,
@@ -417,7 +417,7 @@ class NodeFeeds:
 
     def _note_problem(self, feed: NodeFeed, problem: str) -> None:
         """Report why files cannot be read: the driver ends the call."""
-        own_name = self._peers.names[self._peers.node_id]
+        own_name = self._directory.names[self._directory.node_id]
         feed.problem = feed.problem or f"{own_name} {problem}"
         self._progress.call()
 

@@ -21,7 +21,7 @@ from sparkdl.core.failure import FailureKind
 from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.transfer.messages import (
-    TAKEN,
+    CONFIRM_RECEIVED,
     FeedSpec,
     FetchTicket,
     flight_reason,
@@ -44,7 +44,7 @@ _WINDOWS, _CALL_NBYTES = 64, 8 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Peers:
+class NodeDirectory:
     """This node among the others, and how it reaches them."""
 
     node_id: int
@@ -71,7 +71,7 @@ class Fetcher(threading.Thread):
 
     def __init__(
         self,
-        peers: Peers,
+        directory: NodeDirectory,
         log: Log,
         generation: int,
         memory_nbytes: int,
@@ -79,7 +79,7 @@ class Fetcher(threading.Thread):
         on_failure: Callable[[FailureKind, str], None],
     ) -> None:
         super().__init__(name=f"sparkdl-fetching-{log.feed}", daemon=True)
-        self._peers = peers
+        self._directory = directory
         self._log = log
         self._generation = generation
         # Until the log has room, the rows of one call are in memory beside the budget.
@@ -107,11 +107,11 @@ class Fetcher(threading.Thread):
             reader.cancel()
 
     def run(self) -> None:
-        names, holder = self._peers.names, -1
+        names, holder = self._directory.names, -1
         try:
             while fetches := self._next():
                 holder = fetches[0][0].holder
-                self._perform(fetches)
+                self._fetch(fetches)
         except (pa.ArrowException, ReadError, OSError, FeedTimeoutError) as error:
             kind: FailureKind = "exception"
             if isinstance(error, FeedTimeoutError):
@@ -134,7 +134,7 @@ class Fetcher(threading.Thread):
             of_holder = (each for each in same if each[0].holder == first[0].holder)
             return list(islice(of_holder, _WINDOWS))
 
-    def _perform(self, fetches: list[Fetch]) -> None:
+    def _fetch(self, fetches: list[Fetch]) -> None:
         order = fetches[0][1]
         batch = self._call(fetches, self._get)
         if batch is None:  # it was stopped
@@ -162,13 +162,13 @@ class Fetcher(threading.Thread):
         windows = tuple((each.number, each.skip, each.rows) for each, _ in fetches)
         what = FetchTicket(self._log.feed, self._generation, self._call_nbytes, windows)
         ticket = msgspec.json.encode(what)
-        deadline = Deadline.after(self._peers.patience_s)
+        deadline = Deadline.after(self._directory.patience_s)
         while True:
             try:
                 client = self._clients.get(uri)
                 if client is None:
-                    client = self._clients[uri] = self._peers.spec.connect(uri)
-                return call(client, ticket, self._peers.spec.options(deadline.remaining_s))
+                    client = self._clients[uri] = self._directory.spec.connect(uri)
+                return call(client, ticket, self._directory.spec.options(deadline.remaining_s))
             except _BROKEN as error:
                 if broken := self._clients.pop(uri, None):
                     broken.close()
@@ -177,7 +177,7 @@ class Fetcher(threading.Thread):
                 if self._changed.wait_for(lambda: self._is_stopped, _PAUSE_S):
                     return None
             if deadline.has_passed:
-                host, waited_s = urlsplit(uri).hostname, self._peers.patience_s
+                host, waited_s = urlsplit(uri).hostname, self._directory.patience_s
                 raise FeedTimeoutError(f"no answer from {host} within {waited_s:.0f} s: {reason}")
 
     def _get(
@@ -198,4 +198,4 @@ class Fetcher(threading.Thread):
 
 def _confirm(client: flight.FlightClient, ticket: bytes, options: flight.FlightCallOptions) -> None:
     """Confirm to the holder that the rows are here, so that it frees them."""
-    list(client.do_action(flight.Action(TAKEN, ticket), options))
+    list(client.do_action(flight.Action(CONFIRM_RECEIVED, ticket), options))

@@ -38,7 +38,7 @@ WHAT_TO_DO = (
     "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
 )
 
-TAKEN = "taken"
+CONFIRM_RECEIVED = "received"
 RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 _LISTENING_S = 1.0
 """How long a host may take to accept or refuse a connection: its kernel does so without the
@@ -186,7 +186,7 @@ class FetchTicket(msgspec.Struct, frozen=True):
     """Rows of the spool to be fetched by another agent.
 
     It is the ticket of `DoGet`. The holder answers with one batch: rows of the first windows, as
-    many as it likes. It is also the body of the action `TAKEN`: the holder then frees the rows.
+    many as it likes. It is also the body of `CONFIRM_RECEIVED`: the holder then frees them.
 
     Attributes:
         nbytes: how much to send at most; one window may be larger.

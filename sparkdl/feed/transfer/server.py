@@ -170,9 +170,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(
         self, context: flight.ServerCallContext, action: flight.Action
     ) -> list[flight.Result]:
-        taken = _decode(action.body, FetchTicket)
-        spool = self._store.spool(taken.feed, taken.generation)
-        for window in taken.windows:
+        received = _decode(action.body, FetchTicket)
+        spool = self._store.spool(received.feed, received.generation)
+        for window in received.windows:
             spool.free(*window)
         return []
 
