@@ -147,7 +147,7 @@ class Feeds:
                 count.closed_to > (before[n].closed_to if n in before else -1)
                 for n, count in now.counts.items()
             )
-            return not is_terminated and len(now.gone(ids)) < len(ids)
+            return not is_terminated and len(now.inactive(ids)) < len(ids)
 
         return lambda: self.controller.look(wants)
 

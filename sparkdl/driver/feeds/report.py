@@ -68,7 +68,7 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
     The second value is a warning about unused rows; empty if there are none.
     """
     names = {member.node.node_id: member.node.name for member in run.members}
-    before, after = run.before, feed.nodes.counts_of(names)
+    before, after = run.start_counts, feed.nodes.counts_of(names)
     call = run.call
 
     given = {node_id: after[node_id].given - before[node_id].given for node_id in names}
@@ -81,7 +81,7 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
         received = after[node_id].rows_received - before[node_id].rows_received
         read = given[node_id].used
         # A call also reads rows carried over from an earlier one, so `read` may be larger.
-        rows[name] = max(received, read if run.is_unwanted else run.expected.get(node_id, read))
+        rows[name] = max(received, read if run.is_unwanted else run.rows_due.get(node_id, read))
         unread[node_id] = max(0, rows[name] - read)
     used = total("rows") + total("dropped")
     unused = max(run.refused + sum(unread.values()), run.rows - used)
@@ -89,7 +89,7 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
     is_short = run.is_unwanted and run.rows > 0
     if is_short:  # epochs read from logs: which ones began is unknown
         epochs = min(epochs, (run.covered + used) // sum(call.shape.rows.values()))
-    left_by = feed.nodes.gone(names)
+    left_by = feed.nodes.inactive(names)
     is_unknown = run.is_unwanted and not run.rows and run.epoch <= run.last
     warning = ""
     if (unused or (is_unknown and names.keys() <= left_by)) and not (

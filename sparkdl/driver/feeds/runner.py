@@ -231,7 +231,7 @@ class FeedRunner:
         if state is None or isinstance(state, fs.Idle):
             return None
         run, counts = state.run, state.feed.nodes.counts_of(state.run.node_ids)
-        since = (count.given.rows - run.before[n].given.rows for n, count in counts.items())
+        since = (count.given.rows - run.start_counts[n].given.rows for n, count in counts.items())
         return run.covered + sum(max(0, rows) for rows in since)
 
     def end(self, feed: str, timeout_s: float | None) -> None:
@@ -424,7 +424,7 @@ def nodes_now(view: View, feed: str) -> fs.Nodes:
         problem=feed_problem_of(state),
         has_failed=failure_of(state) is not None,
         has_finished=isinstance(state, Finished),
-        over=frozenset(getattr(state, "returned", {})) | left_of(state),
+        finished=frozenset(getattr(state, "returned", {})) | left_of(state),
         counts=counts,
         progress=view.progress,
     )

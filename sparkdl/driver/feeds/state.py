@@ -32,7 +32,7 @@ class Nodes:
         generation: of the current or next world; `None` after the end.
         world: the current nodes; `None` while a new world gathers.
         problem: why the cluster cannot be fed any more: a failure (`has_failed`), or its shutdown.
-        over: nodes that have returned or failed for good.
+        finished: nodes that have returned or failed for good.
         progress: counts the news of all feeds: a larger number means that rows have moved.
     """
 
@@ -41,25 +41,25 @@ class Nodes:
     problem: SparkdlError | None = None
     has_failed: bool = False
     has_finished: bool = False
-    over: frozenset[int] = frozenset()
+    finished: frozenset[int] = frozenset()
     counts: Mapping[int, FeedCount] = field(default_factory=dict)
     progress: int = 0
 
     def counts_of(self, node_ids: Iterable[int]) -> dict[int, FeedCount]:
         return {node_id: self.counts.get(node_id, FeedCount("")) for node_id in sorted(node_ids)}
 
-    def gone(self, node_ids: Iterable[int]) -> frozenset[int]:
+    def inactive(self, node_ids: Iterable[int]) -> frozenset[int]:
         """Return the nodes that take no more rows; none while the next world is undecided."""
         if self.world is None:
             return frozenset()
         if self.has_finished:
             return frozenset(node_ids)  # the others are stopped
         counts = self.counts_of(node_ids)
-        return frozenset(n for n, count in counts.items() if count.closed or n in self.over)
+        return frozenset(n for n, count in counts.items() if count.closed or n in self.finished)
 
-    def staying(self, node_ids: Iterable[int]) -> dict[int, FeedCount]:
-        gone = self.gone(node_ids)
-        return {n: count for n, count in self.counts_of(node_ids).items() if n not in gone}
+    def active(self, node_ids: Iterable[int]) -> dict[int, FeedCount]:
+        inactive = self.inactive(node_ids)
+        return {n: count for n, count in self.counts_of(node_ids).items() if n not in inactive}
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ class Run:
 
     Attributes:
         left: the epochs with rows to feed; `first` is the number of the first of them.
-        before: the nodes' counts when it began.
+        start_counts: the nodes' counts when it began.
         covered: rows of the call that a checkpoint covered when it began.
-        read_to: the last epoch that all nodes will surely read.
-        expected: rows brought, by node id.
+        last_epoch_to_read: the last epoch that all nodes will surely read.
+        rows_due: rows brought, by node id.
         table: the rows of `epoch` from feeders. It changes in place.
-        ahead: rows of `epoch` by node id that nodes have before it is fed.
+        carried: rows of `epoch` by node id that nodes have before it is fed.
         sent: rows from feeders by node id; each once, however often it is read.
         is_unwanted: user code of a node has ended the call, or no node is left.
         progress, quiet_s: the last news of all feeds, and when the feed timeout is over.
@@ -113,17 +113,17 @@ class Run:
     first: int
     spec: FeedSpec
     members: tuple[Member, ...]
-    before: Mapping[int, FeedCount]
+    start_counts: Mapping[int, FeedCount]
     covered: int
     epoch: int
     progress: int
     quiet_s: float
     table: RowTable = field(default_factory=lambda: RowTable({}, {}), compare=False)
-    read_to: int = -1
-    expected: Mapping[int, int] = field(default_factory=dict)
+    last_epoch_to_read: int = -1
+    rows_due: Mapping[int, int] = field(default_factory=dict)
     refused: int = 0
     passes: int = 0
-    ahead: Mapping[int, int] = field(default_factory=dict)
+    carried: Mapping[int, int] = field(default_factory=dict)
     sent: Mapping[int, int] = field(default_factory=dict)
     is_unwanted: bool = False
     granted: Granted | None = None
@@ -148,7 +148,7 @@ class Run:
     def with_table(self) -> Run:
         return replace(
             self,
-            table=RowTable(self.ahead, self.now.done, Random() if self.is_shuffled else None),
+            table=RowTable(self.carried, self.now.done, Random() if self.is_shuffled else None),
             sent=added(self.sent, self.table.assigned),
         )
 

@@ -172,7 +172,7 @@ def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening |
     run = Run(
         *(call, left, first, spec, members, before, call.rows_covered),
         *(first, feed.nodes.progress, now_s + timeout_s),
-        expected=dict.fromkeys(before, 0),
+        rows_due=dict.fromkeys(before, 0),
     )
     if call.jobs.get(left[0].epoch):  # agents may still have rows of that job
         return _open(feed, run, now_s)
@@ -190,7 +190,7 @@ def _beginning(run: Run) -> FeedBegin:
 
 
 def _look_opening(state: Opening, now_s: float) -> Step[Opening | Delivering]:
-    counts = state.feed.nodes.staying(state.run.node_ids)
+    counts = state.feed.nodes.active(state.run.node_ids)
     is_over = now_s >= state.deadline_s  # rows that no agent reports are brought again
     run = state.run
     if not is_over and not all(count.began >= run.epoch for count in counts.values()):
@@ -235,7 +235,7 @@ def _deliver(feed: Feed, run: Run, name: str = "") -> Step[Delivering]:
 def _share_out(feed: Feed, run: Run, source: ParquetSource) -> Step[Delivering]:
     spec = run.spec
     # Without a node the call is unwanted, as the next look finds.
-    counts, done = feed.nodes.staying(run.node_ids), spec.done.get(0, ())
+    counts, done = feed.nodes.active(run.node_ids), spec.done.get(0, ())
     shares = source.shares(len(counts), done=done) if counts else ()
     said: list[Action] = []
     for node_id, share in zip(counts, shares, strict=True):
@@ -255,7 +255,7 @@ def _look_delivering(state: Delivering, now_s: float) -> Step[Delivering | Cutti
     if problem := _problem(feed, run):
         return replace(state, error=problem, deadline_s=now_s), []
     if not state.job and run.table.is_complete(state.num_rows):
-        rest = run.table.assign_rest([*feed.nodes.staying(run.node_ids)])
+        rest = run.table.assign_rest([*feed.nodes.active(run.node_ids)])
         return _then(_assigning(run.spec, rest), _cut(feed, run, now_s))
     return _then(_assign(state, now_s), _watch(state, now_s))
 
@@ -269,19 +269,19 @@ def _assign(state: Delivering, now_s: float) -> list[Action]:
     run = state.run
     if not run.table.rows_waiting:  # most looks end here, at little cost
         return []
-    counts = state.feed.nodes.staying(run.node_ids)
+    counts = state.feed.nodes.active(run.node_ids)
     unread = {node_id: _unread(run, node_id, count) for node_id, count in counts.items()}
     return _assigning(run.spec, run.table.assign(unread, now_s))
 
 
 def _unread(run: Run, node_id: int, count: FeedCount) -> int:
     """Return how many rows a node has left to read; 0 if user code waits for a row."""
-    before, assigned = run.before[node_id], run.table.assigned[node_id]
+    before, assigned = run.start_counts[node_id], run.table.assigned[node_id]
     read = count.given.used - before.given.used
     sent = run.sent.get(node_id, 0) + assigned
     # A node that waits is short of rows only if none of its own is still on the way.
     has_all = count.rows_received - before.rows_received >= sent
-    unread = run.expected.get(node_id, 0) + assigned - read
+    unread = run.rows_due.get(node_id, 0) + assigned - read
     return 0 if count.is_waiting and has_all else max(0, unread)
 
 
@@ -307,7 +307,7 @@ def _free(
 
 
 def _problem(feed: Feed, run: Run) -> ReadError | None:
-    counts = feed.nodes.staying(run.node_ids)
+    counts = feed.nodes.active(run.node_ids)
     now = [count for count in counts.values() if count.began >= run.first]
     found = [count.problem for count in now if count.problem]
     return ReadError(f"feed {feed.name!r}: {'; '.join(found)}") if found else None
@@ -352,7 +352,7 @@ def _look_cutting(
 ) -> Step[Cutting | Delivering | Reading | CuttingShort | Idle]:
     """Once all nodes have counted, send them the epoch's length, and continue with the next one."""
     feed, run = state.feed, state.run
-    cut = feed.nodes.staying(run.node_ids)
+    cut = feed.nodes.active(run.node_ids)
     if error := state.error or _problem(feed, run):
         return _cut_short(feed, run, error, now_s)
     if any(count.cut.epoch < run.epoch for count in cut.values()):
@@ -380,15 +380,15 @@ def _look_cutting(
         run,
         refused=run.refused + sum(run.table.assigned[n] - received for n, received in had.items()),
         epoch=stop + 1,
-        read_to=run.read_to if waits else stop,
-        expected=added(run.expected, had, {n: count * epochs for n, count in rows.items()}),
-        ahead=rows if is_rest else {},
+        last_epoch_to_read=run.last_epoch_to_read if waits else stop,
+        rows_due=added(run.rows_due, had, {n: count * epochs for n, count in rows.items()}),
+        carried=rows if is_rest else {},
     )
     return _then(said, _go_on(feed, run, now_s))
 
 
 def _received(feed: Feed, run: Run, node_id: int) -> int:
-    since = feed.nodes.counts[node_id].rows_received - run.before[node_id].rows_received
+    since = feed.nodes.counts[node_id].rows_received - run.start_counts[node_id].rows_received
     return min(run.table.assigned[node_id], max(0, since - run.sent.get(node_id, 0)))
 
 
@@ -399,7 +399,7 @@ def _go_on(feed: Feed, run: Run, now_s: float) -> Step[Delivering | Reading | Cu
         return Reading(feed, run, now_s + REASON_S), []
     if run.epoch <= run.last and not run.is_shuffled:  # while nodes still read this epoch
         return _deliver(feed, run)
-    if run.read_to < 0 and run.epoch > run.last:
+    if run.last_epoch_to_read < 0 and run.epoch > run.last:
         return _finish(feed, run, None)
     return Reading(feed, run, run.quiet_s), []
 
@@ -418,15 +418,15 @@ def _look_reading(state: Reading, now_s: float) -> Step[Reading | Opening | Cutt
 
 
 def _has_read(feed: Feed, run: Run) -> bool:
-    gone = feed.nodes.gone(run.node_ids)
+    inactive = feed.nodes.inactive(run.node_ids)
     # If more rows follow, the children must also have released the rows: their epoch is over.
     return all(
-        node_id in gone
-        or count.given.epochs > run.read_to
+        node_id in inactive
+        or count.given.epochs > run.last_epoch_to_read
         or count.closed_to >= run.last
         or (
             run.epoch > run.last
-            and count.given.rows - run.before[node_id].given.rows >= run.expected[node_id] > 0
+            and count.given.rows - run.start_counts[node_id].given.rows >= run.rows_due[node_id] > 0
         )
         for node_id, count in feed.nodes.counts_of(run.node_ids).items()
     )
@@ -447,7 +447,7 @@ def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> S
 
 def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort | Idle]:
     run = state.run
-    cut = state.feed.nodes.staying(run.node_ids)
+    cut = state.feed.nodes.active(run.node_ids)
     have_counted = all(c.cut.epoch >= run.epoch for c in cut.values())
     if now_s < state.deadline_s and not have_counted:
         return state, []
@@ -541,12 +541,12 @@ def _is_unwanted(feed: Feed, run: Run) -> bool:
     counts = nodes.counts_of(run.node_ids).values()
     if nodes.world is not None and any(c.closed_to >= run.first for c in counts):
         return True
-    return len(nodes.gone(run.node_ids)) == len(run.members)
+    return len(nodes.inactive(run.node_ids)) == len(run.members)
 
 
 def _granted(feed: Feed, run: Run) -> Granted | None:
     """Return the number of rows that every node has of the current epoch."""
-    counts = feed.nodes.staying(run.node_ids).values()
+    counts = feed.nodes.active(run.node_ids).values()
     if all(count.cut.epoch >= run.epoch for count in counts):  # the epoch's end says more
         return None
     rows = min(_rows_of(count, run.epoch) for count in counts)

@@ -51,25 +51,25 @@ def test_first_node_beyond_the_end_of_a_feed_is_told_of_and_no_other() -> None:
     )
 
 
-def told_of(world: World, refused: int, expected: dict[int, int], **nodes: Any) -> str:
+def told_of(world: World, refused: int, rows_due: dict[int, int], **nodes: Any) -> str:
     """Return the warning at the end of a call; `nodes` is what is known of them then."""
     spec = FeedSpec("f", 0, "", (), "token")
     call = CallHistory("f").add(FeedRequest("data"))
-    before = dict.fromkeys(expected, FeedCount("f"))
-    members = tuple(m for m in world.members if m.node.node_id in expected)
+    before = dict.fromkeys(rows_due, FeedCount("f"))
+    members = tuple(m for m in world.members if m.node.node_id in rows_due)
     run = Run(
         *(call, tuple(call.left()), 0, spec, members, before, 0, 1, 0, 0.0),
         refused=refused,
-        expected=expected,
+        rows_due=rows_due,
     )
     feed = Feed(CallHistory("f"), spec, 0.0, Nodes(0, world, **nodes))
     told, warning = report(feed, run)
-    assert told.rows_unused == refused + sum(expected.values())
+    assert told.rows_unused == refused + sum(rows_due.values())
     return warning
 
 
 @pytest.mark.parametrize(
-    ("now", "over", "why"),
+    ("now", "finished", "why"),
     [
         (FeedCount("f"), [0], "map_fun has returned or called terminate() on worker:0"),
         (FeedCount("f", closed_to=4, cut=EpochCount(4)), [], "or called terminate() on worker:0"),
@@ -77,10 +77,10 @@ def told_of(world: World, refused: int, expected: dict[int, int], **nodes: Any) 
     ],
 )
 def test_warning_says_which_node_wants_no_more_rows(
-    now: FeedCount, over: list[int], why: str
+    now: FeedCount, finished: list[int], why: str
 ) -> None:
     world = build_world(0, {node: Address("h", 1, "") for node in SPEC.nodes})
-    warning = told_of(world, 2, {0: 7, 1: 0}, counts={0: now}, over=frozenset(over))
+    warning = told_of(world, 2, {0: 7, 1: 0}, counts={0: now}, finished=frozenset(finished))
     assert "Feed 'f': 9 rows were not used" in warning
     assert why in warning
     assert "worker:1" not in warning

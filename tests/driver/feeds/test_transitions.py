@@ -423,7 +423,7 @@ class Simulation:
         self.answers: dict[int, Any] = {}
         self.asked: dict[int, tuple[Data, int]] = {}
         self.problem: SparkdlError | None = None
-        self.over: set[int] = set()
+        self.finished: set[int] = set()
         self.restored: Counter[Row] = Counter()
         self.saved: Counter[Row] = Counter()
         self.seen_before: Any = None
@@ -566,8 +566,8 @@ class Simulation:
         while self.report():  # an agent reports its rows before what it has done
             pass
         counts = {n: node.count(self.logs_are_whole) for n, node in self.nodes.items()}
-        over = frozenset(self.over)
-        seen = (self.generation, self.is_decided, self.problem, over, counts)
+        finished = frozenset(self.finished)
+        seen = (self.generation, self.is_decided, self.problem, finished, counts)
         if seen == self.seen_before:
             return False
         self.seen_before = seen
@@ -579,7 +579,7 @@ class Simulation:
                     None if self.problem else self.generation,
                     None if self.problem else world,
                     self.problem,
-                    over=over,
+                    finished=finished,
                     counts=counts,
                     progress=self.progress,
                 )
@@ -605,7 +605,7 @@ class Simulation:
         for node_id, node in before.items():
             if node_id != lost:
                 self.nodes[node_id].retained = node.keep_for_next()
-        self.over = set()
+        self.finished = set()
         self.restored = Counter(self.saved)
         return True
 
@@ -615,7 +615,7 @@ class Simulation:
             return False
         node_id = self.draw(self.num_nodes)
         self.nodes[node_id].closed = True
-        self.over.add(node_id)
+        self.finished.add(node_id)
         return True
 
     def shut_down(self) -> bool:
@@ -712,7 +712,7 @@ def played(seed: int, *faults: str) -> Simulation:
     reading = {
         node.reading
         for node in simulation.nodes.values()
-        if node.closed_to < 0 and node.node_id not in simulation.over
+        if node.closed_to < 0 and node.node_id not in simulation.finished
     }
     assert len(reading) <= 1, "who has not terminated has read as many epochs as the others"
     return simulation
