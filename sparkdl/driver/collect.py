@@ -86,7 +86,7 @@ class Checkpoints:
         if feeds is None:
             return None
         self._committing.clear()
-        self.coverage.cover(feeds)
+        self.coverage.mark_covered(feeds)
         return CheckpointRef(message.url, message.step, generation)
 
     def _renew(self, generation: int) -> None:

@@ -131,7 +131,7 @@ class Call:
         partitions = self.shape.partitions
         return bool(done) and 0 < partitions == len(self.covered_partitions(done))
 
-    def cover(self, rows: EpochRows) -> None:
+    def mark_covered(self, rows: EpochRows) -> None:
         if not rows:
             return
         # Epochs before the first one listed are covered as a whole.
@@ -193,7 +193,7 @@ class CallHistory:
             # Without covered rows their numbers do not matter, and another reader may number them.
             if any(rows.values()) or before.numbering == request.shape.numbering:
                 call.shape = agreed(self._feed, before, request.shape)
-            call.cover(rows)
+            call.mark_covered(rows)
         self._calls[number] = call
         return call
 
@@ -223,21 +223,21 @@ class CallHistory:
                 break
         return None
 
-    def open_epochs(self, call: Call, epochs: Sequence[int]) -> int:
+    def allocate_epochs(self, call: Call, epochs: Sequence[int]) -> int:
         first = self._next_epoch
         self._next_epoch += len(epochs)
         for i, epoch in enumerate(epochs):
             self._owners[first + i] = (call.number, epoch)
         return first
 
-    def measured(self, call: Call, partitions: int, rows: Mapping[int, int]) -> None:
+    def record_shape(self, call: Call, partitions: int, rows: Mapping[int, int]) -> None:
         call.shape = CallShape(partitions, {**call.shape.rows, **rows})
 
-    def fed(self, call: Call, has_ended_early: bool) -> None:
+    def mark_fed(self, call: Call, has_ended_early: bool) -> None:
         call.fed_in, call.has_ended_early = self._generation, has_ended_early
         self._forget()
 
-    def broke(self, call: Call) -> None:
+    def mark_failed(self, call: Call) -> None:
         call.is_broken = True
         self._forget()
 
@@ -283,12 +283,12 @@ class CallHistory:
                 return epoch
         return self._next_epoch
 
-    def cover(self, coverage: FeedCoverage) -> None:
+    def mark_covered(self, coverage: FeedCoverage) -> None:
         for number, call in self._calls.items():
             if 0 <= number < coverage.calls:
                 call.whole = call.request.epochs
             else:
-                call.cover(coverage.rows.get(number, {}))
+                call.mark_covered(coverage.rows.get(number, {}))
         self._forget()
 
     def _is_passed(self, call: Call, reached: int) -> bool:
@@ -353,9 +353,9 @@ class CoverageStore:
     def covered_to(self, generation: int) -> dict[str, int]:
         return {feed: history.covered_to(generation) for feed, history in self._histories.items()}
 
-    def cover(self, coverage: Mapping[str, FeedCoverage]) -> None:
+    def mark_covered(self, coverage: Mapping[str, FeedCoverage]) -> None:
         for feed, covered in coverage.items():
             if feed in self._histories:
-                self._histories[feed].cover(covered)
+                self._histories[feed].mark_covered(covered)
             else:
                 self._restored = {**self._restored, feed: covered}

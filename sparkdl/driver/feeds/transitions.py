@@ -117,7 +117,7 @@ def _look_idle(state: Idle, now_s: float) -> Step[Idle | Opening | Delivering]:
         actions: list[Action] = [Answer(each.ticket, nodes.problem) for each in feed.requests]
         for each in feed.requests:
             if each.call is not None:
-                feed.history.broke(each.call)
+                feed.history.mark_failed(each.call)
         return _idle(state, replace(feed, requests=()) if feed.requests else feed), actions
     if nodes.world is None:
         return _idle(state, feed), []
@@ -159,7 +159,7 @@ def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening |
     _check_can_be_fed(feed.name, call)
     left = tuple(call.left())
     timeout_s = call.request.timeout_s or feed.spec.timeout_s
-    first = feed.history.open_epochs(call, [each.epoch for each in left])
+    first = feed.history.allocate_epochs(call, [each.epoch for each in left])
     spec = replace(
         feed.spec,
         last_epoch=first + len(left) - 1,
@@ -324,7 +324,7 @@ def _delivering_ended(
     except ConfigError as error:
         return _cut_short(feed, run, error, now_s)
     rows = {each.partition: each.num_rows for each in event.fed if each.num_rows >= 0}
-    feed.history.measured(run.call, len(event.fed), rows)
+    feed.history.record_shape(run.call, len(event.fed), rows)
     if not event.fed or run.call.is_empty:
         return _cut_short(feed, run, no_rows(feed.name), now_s)
     # Partitions that were refused never become complete: nodes are about to report why.
@@ -468,7 +468,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
         return Idle(feed), said
     result, warning = report(feed, run)
     said = [Warn(warning)] if warning else []
-    feed.history.fed(run.call, run.is_unwanted)
+    feed.history.mark_fed(run.call, run.is_unwanted)
     head = feed.requests[0] if feed.requests else None
     # Otherwise the rows were fed again after a restart, and no call waits for them.
     if head is not None and head.call is run.call:
@@ -487,10 +487,10 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
 
 def _broke(feed: Feed, call: Call, error: Exception) -> tuple[Feed, list[Action]]:
     """Give up a call, and answer the request for it, or for one behind it, with the error."""
-    feed.history.broke(call)
+    feed.history.mark_failed(call)
     head = feed.requests[0] if feed.requests else None
     if head is not None and head.call is not None:
-        feed.history.broke(head.call)
+        feed.history.mark_failed(head.call)
         return replace(feed, requests=feed.requests[1:]), [Answer(head.ticket, error)]
     return feed, [] if feed.nodes.has_failed else [KeepProblem(error)]
 

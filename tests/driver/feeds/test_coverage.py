@@ -22,9 +22,9 @@ Row = tuple[int, int, int, int]
 
 def fed(history: CallHistory, call: Call, sizes: tuple[int, ...] = (10,)) -> None:
     """Feed all that is left of a call."""
-    history.open_epochs(call, [left.epoch for left in call.left()])
-    history.measured(call, len(sizes), dict(enumerate(sizes)))
-    history.fed(call, has_ended_early=False)
+    history.allocate_epochs(call, [left.epoch for left in call.left()])
+    history.record_shape(call, len(sizes), dict(enumerate(sizes)))
+    history.mark_fed(call, has_ended_early=False)
 
 
 def ended(history: CallHistory) -> CallHistory:
@@ -40,8 +40,8 @@ def test_a_call_goes_on_in_the_next_generation_with_the_rows_that_no_checkpoint_
     history = CallHistory("input")
     call = history.add(FeedRequest("data", epochs=3))
     assert call.left() == [EpochLeft(0), EpochLeft(1), EpochLeft(2)]
-    assert history.open_epochs(call, [0, 1, 2]) == 0
-    history.measured(call, 2, {0: 10, 1: 5})
+    assert history.allocate_epochs(call, [0, 1, 2]) == 0
+    history.record_shape(call, 2, {0: 10, 1: 5})
     nodes: list[EpochRows] = [
         {0: {0: ((0, 10),), 1: ((0, 2),)}, 1: {0: ((0, 4),)}},
         {0: {1: ((2, 5),)}, 1: {0: ((7, 9),)}},
@@ -53,12 +53,12 @@ def test_a_call_goes_on_in_the_next_generation_with_the_rows_that_no_checkpoint_
     assert history.next() is call
     assert len(call.left()) == 3, "the checkpoint is not complete yet"
     assert history.covered_to(0) == 0
-    history.cover(covered)
+    history.mark_covered(covered)
     assert history.covered_to(0) == 1, "nodes need not tell of epoch 0 again"
     ended(history)
     assert call.left() == [EpochLeft(1, {0: ((0, 4), (7, 9))}), EpochLeft(2)]
     assert call.rows_covered == 15 + 6
-    assert history.open_epochs(call, [1, 2]) == 0, "epochs are numbered anew in each generation"
+    assert history.allocate_epochs(call, [1, 2]) == 0, "epochs are numbered anew in each generation"
     more = history.coverage(1, [{0: {0: ((4, 7), (9, 10)), 1: ((0, 5),)}}])
     assert more.rows == {0: {2: {}}}, "epochs 0 and 1 are covered as a whole"
     assert history.coverage(0, nodes) == covered, "what an older generation says changes nothing"
@@ -70,17 +70,17 @@ def test_calls_before_the_one_under_way_are_fed_first_and_forgotten_once_covered
     fed(history, first)
     assert history.next(first) is None
     assert history.next(second) is second
-    history.open_epochs(second, [0])
+    history.allocate_epochs(second, [0])
     ended(history)
     assert history.next(second) is first
     fed(history, first)
     assert history.next(second) is second
     fed(history, second)
-    history.cover(history.coverage(1, [{0: {0: ((0, 10),)}}]))
+    history.mark_covered(history.coverage(1, [{0: {0: ((0, 10),)}}]))
     assert (history.covered_to(1), history.covered_to(0)) == (1, 0)
     ended(history)
     assert history.next() is second, "the first is covered"
-    history.cover(FeedCoverage(2))
+    history.mark_covered(FeedCoverage(2))
     assert history.covered_to(2) == history._next_epoch
     assert history.coverage(2, []) == FeedCoverage(2)
     assert history.coverage(2, []) == FeedCoverage(2)
@@ -95,15 +95,15 @@ def test_a_call_that_nobody_wanted_more_of_is_over_once_rows_behind_it_are_cover
         history.add(FeedRequest([])),
         history.add(FeedRequest("b")),
     )
-    history.open_epochs(endless, range(5))
-    history.fed(endless, has_ended_early=True)
+    history.allocate_epochs(endless, range(5))
+    history.mark_fed(endless, has_ended_early=True)
     fed(history, empty, (0,))
     assert history.coverage(0, [{2: {0: ((0, 9),)}}]).calls == 0, "it may go on there"
     fed(history, then)
     covered = history.coverage(0, [{2: {0: ((0, 9),)}, 6: {0: ((0, 4),)}}])
     assert covered.calls == 2
     assert list(covered.rows) == [2]
-    history.cover(covered)
+    history.mark_covered(covered)
     assert history.next() is None
     assert ended(history).next() is then
 
@@ -116,7 +116,7 @@ def test_micro_batches_that_no_checkpoint_covers_are_told_of_and_not_fed_again()
         assert call.request.data is None, "Spark's micro-batches come once"
     covered = history.coverage(0, [{0: {0: ((0, 10),)}, 1: {0: ((0, 4),)}}])
     assert covered.rows == {-1: {1: {}}, -2: {0: {0: ((0, 4),)}}}
-    history.cover(covered)
+    history.mark_covered(covered)
     assert history.begin(1) == [calls[1]]
     assert calls[1].rows_covered == 4
     assert history.next() is calls[2], "the one under way is fed again"
@@ -165,7 +165,7 @@ def test_data_that_come_in_other_partitions_the_second_time_are_refused() -> Non
 def test_feeds_that_nodes_read_themselves_are_covered_by_their_epochs() -> None:
     coverage = CoverageStore()
     history = coverage.history("input")
-    history.open_epochs(history.add(FeedRequest("data")), [0])
+    history.allocate_epochs(history.add(FeedRequest("data")), [0])
     parts: dict[int, Mapping[str, EpochRows]] = {
         0: {"own": {3: {0: ((0, 5),)}}, "input": {0: {1: ((0, 2),)}}},
         1: {"own": {3: {0: ((5, 7),)}}},
@@ -173,7 +173,7 @@ def test_feeds_that_nodes_read_themselves_are_covered_by_their_epochs() -> None:
     covered = coverage.coverage(0, parts)
     assert covered["own"].rows == {0: {3: {0: ((0, 7),)}}}
     assert covered["input"].rows == {0: {0: {1: ((0, 2),)}}}
-    coverage.cover(covered)
+    coverage.mark_covered(covered)
     more = coverage.coverage(1, {0: {"own": {4: {0: ((0, 1),)}}}})
     assert more["own"].rows == {0: {3: {0: ((0, 7),)}, 4: {0: ((0, 1),)}}}
     assert more["input"] == covered["input"]
@@ -235,7 +235,7 @@ def test_rows_that_are_fed_again_are_exactly_those_that_no_checkpoint_covers(
         while (call := history.next()) is not None:
             number = made.index(call)
             left = call.left()
-            first = history.open_epochs(call, [each.epoch for each in left])
+            first = history.allocate_epochs(call, [each.epoch for each in left])
             for i, each in enumerate(left):
                 done = {p: set().union(*(range(*r) for r in rs)) for p, rs in each.done.items()}
                 skipped = call.covered_partitions(each.done)
@@ -245,13 +245,13 @@ def test_rows_that_are_fed_again_are_exactly_those_that_no_checkpoint_covers(
                     got += [(first + i, (number, each.epoch, partition, row)) for row in rows]
             sizes = world.sizes[number]
             if data.draw(st.booleans(), "the job came to its end"):
-                history.measured(call, len(sizes), dict(enumerate(sizes)))
-            history.fed(call, has_ended_early=False)
+                history.record_shape(call, len(sizes), dict(enumerate(sizes)))
+            history.mark_fed(call, has_ended_early=False)
         assert [row for _, row in got] == left_over
         used = got[: data.draw(st.integers(0, len(got)), "so far the nodes have come")]
         if data.draw(st.booleans(), "uneven"):
             used = [each for each in used if data.draw(st.booleans())]
         now = history.coverage(generation, as_parts(used, nodes, data))
         if data.draw(st.booleans(), "the checkpoint is complete"):
-            history.cover(now)
+            history.mark_covered(now)
             world.covered = world.covered | {row for _, row in used}

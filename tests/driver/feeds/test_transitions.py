@@ -638,7 +638,7 @@ class Simulation:
         if not self.is_decided or self.history._generation != self.generation:
             return False
         parts = [self._used(node) for node in self.nodes.values()]
-        self.history.cover(self.history.coverage(self.generation, parts))
+        self.history.mark_covered(self.history.coverage(self.generation, parts))
         self.saved = self.model()
         return True
 
