@@ -21,7 +21,7 @@ from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import FeedRequest
 from sparkdl.driver.feeds.feeds import Feeds
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.driver.feeds.runner import LongWait
+from sparkdl.driver.feeds.runner import StallWarning
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
 from sparkdl.driver.threads import begin
 
@@ -294,14 +294,14 @@ class Cluster:
             TimeoutError: if the time is over first.
         """
         deadline = Deadline.after(timeout_s)
-        unfed = LongWait(self._controller)
+        stall = StallWarning(self._controller)
         while not self._controller.wait_for(
             lambda view: has_ended(view.state), Deadline.after(min(_LOOK_S, deadline.remaining_s))
         ):
             if deadline.has_passed:
                 names = self._still_running()
                 raise TimeoutError(f"{names} still in map_fun after {timeout_s:g} s")
-            unfed.look()
+            stall.look()
         self._raise_failure()
         if running := self._still_running():
             raise ResultError(f"the cluster was stopped before {running} had returned")

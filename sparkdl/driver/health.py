@@ -22,7 +22,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure
 from sparkdl.core.texts import MOST, listed
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.feeds.report import waits_in_vain
+from sparkdl.driver.feeds.report import stalled_waits
 from sparkdl.driver.lifecycle.state import NodesBlamed, Running, node_failure
 from sparkdl.driver.view import View
 
@@ -243,13 +243,13 @@ class HangWatch:
         # Asked for before anything is decided: the stacks of a blamed node end with its child.
         stacks = self._controller.fetch_stacks(Deadline.after(STACKS_S))
         spec = self._controller.spec
-        vain = self._controller.look(lambda view: waits_in_vain(spec, view.feeds))
-        vain = vain and f"; {vain}"
+        stall = self._controller.look(lambda view: stalled_waits(spec, view.feeds))
+        stall = stall and f"; {stall}"
         _log.warning(
             "Cluster %s: %s%s (Recovery(hang_timeout_s=%g, on_hang=%r))\n%s",
             self._controller.spec.cluster_id,
             hang.describe(),
-            vain,
+            stall,
             self._timeout_s,
             settings.recovery.on_hang,
             _described(stacks, hang),
@@ -258,7 +258,7 @@ class HangWatch:
         has_moved = not self._controller.look(lambda view: self._look(view)[0].is_reported)
         if settings.recovery.on_hang == "report" or has_moved:
             return
-        failures = self._controller.look(lambda view: _failures(view, hang, vain, found_s, stacks))
+        failures = self._controller.look(lambda view: _failures(view, hang, stall, found_s, stacks))
         self._controller.submit(NodesBlamed(hang.generation, failures))
 
 
@@ -273,13 +273,13 @@ def _described(stacks: Mapping[str, str], hang: Hang) -> str:
 
 
 def _failures(
-    view: View, hang: Hang, vain: str, found_s: float, stacks: Mapping[str, str]
+    view: View, hang: Hang, stall: str, found_s: float, stacks: Mapping[str, str]
 ) -> tuple[Failure, ...]:
     state = view.state
     if not isinstance(state, Running) or state.world.generation != hang.generation:
         return ()
     failures = (
-        node_failure(state, node.node_id, "hang", hang.message(node) + vain, found_s)
+        node_failure(state, node.node_id, "hang", hang.message(node) + stall, found_s)
         for node in hang.behind
     )
     return tuple(

@@ -17,7 +17,7 @@ from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import READERS, SHUFFLES, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport, no_rows
-from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread, LongWait, nodes_now
+from sparkdl.driver.feeds.runner import ALL_FEEDS, FeedRunner, JobThread, StallWarning, nodes_now
 from sparkdl.driver.feeds.transitions import fed_members, feed_targets
 from sparkdl.driver.lifecycle.state import failure_of
 from sparkdl.driver.show import FeedBar
@@ -166,7 +166,7 @@ class Feeds:
             except Exception:  # noqa: BLE001 (of Spark, which may be gone)
                 _log.warning("Stopping a query failed. Stop it in Spark", exc_info=True)
         if self._runner is not None:
-            self._runner.end(name or EVERY, timeout_s)
+            self._runner.end(name or ALL_FEEDS, timeout_s)
 
     def raise_problem(self) -> None:
         if self._runner is not None:
@@ -193,22 +193,22 @@ class Feeds:
         """Feed a call, in a thread that no interrupt reaches; return its report."""
 
         def call() -> FeedReport:
-            carrier = JobThread(f"sparkdl-job-{name}", self._executor.thread)
+            job_thread = JobThread(f"sparkdl-job-{name}", self._executor.thread)
             try:
                 rows = partial(runner.rows_to_read, name)
                 with FeedBar(name, request.epochs, show, rows) as bar:
-                    in_vain = LongWait(self.controller)
+                    stall = StallWarning(self.controller)
 
-                    def meanwhile() -> None:
+                    def on_poll() -> None:
                         self._show_rows(runner, name, bar)
-                        in_vain.look()
+                        stall.look()
 
-                    report = runner.ask(name, request, carrier, meanwhile)
+                    report = runner.ask(name, request, job_thread, on_poll)
                     self._show_rows(runner, name, bar, report)
                     return report
             finally:
                 # After an error no job should be left behind that feeds rows of this call.
-                carrier.close(_JOIN_S)
+                job_thread.close(_JOIN_S)
 
         runner = self._open_runner()
         # The user's thread only waits: an interrupt in the middle of drawing a bar, or of a call of

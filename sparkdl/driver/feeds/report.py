@@ -128,7 +128,7 @@ def covered_report(call: Call) -> FeedReport:
     return FeedReport(call.request.epochs, rows_used=covered, rows_covered=covered)
 
 
-def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
+def stalled_waits(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
     """Return a text about the feeds read but never fed; empty if there are none."""
     unfed: dict[str, list[str]] = {}
     fed: dict[str, list[str]] = {}

@@ -38,7 +38,7 @@ from sparkdl.driver.events import Stepped
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds import state as fs
 from sparkdl.driver.feeds.coverage import CoverageStore, FeedRequest
-from sparkdl.driver.feeds.report import FeedReport, waits_in_vain
+from sparkdl.driver.feeds.report import FeedReport, stalled_waits
 from sparkdl.driver.feeds.transitions import REASON_S, step
 from sparkdl.driver.lifecycle.state import (
     Finished,
@@ -56,9 +56,9 @@ from sparkdl.feed.transfer.messages import SHUT_DOWN, FedPartition, FeedSpec
 
 _log = logging.getLogger(__name__)
 
-EVERY = ""
+ALL_FEEDS = ""
 """In place of a feed's name: all feeds, including ones not used yet."""
-LONG_WAIT_S = 10.0
+STALL_S = 10.0
 """How long nodes may wait for an unfed feed before a warning is logged."""
 _CANCEL_S = 1.0
 """Cancel again this often: a job that was just being submitted misses the first time."""
@@ -135,18 +135,18 @@ class FeedJob:
                 self._changed.wait(_CANCEL_S)
 
 
-class LongWait:
-    """Warns once if nodes have waited for `LONG_WAIT_S` for rows that the driver has not fed."""
+class StallWarning:
+    """Warns once if nodes have waited for `STALL_S` for rows that the driver has not fed."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._found, self._due = "", Deadline.after(LONG_WAIT_S)
+        self._found, self._due = "", Deadline.after(STALL_S)
 
     def look(self) -> None:
         """Look again. The warning is logged on the loop, which no interrupt reaches."""
         found = self._controller.look(self._find)
         if found != self._found:
-            self._found, self._due = found, Deadline.after(LONG_WAIT_S)
+            self._found, self._due = found, Deadline.after(STALL_S)
         elif found and self._due.has_passed:
             said = ("Cluster %s: %s", self._controller.spec.cluster_id, found)
             self._controller.soon(_log.warning, *said)
@@ -155,7 +155,7 @@ class LongWait:
     def _find(self, view: View) -> str:
         # After a restart nodes may wait for more rows of an earlier call.
         is_first = not generation_of(view.state)
-        return waits_in_vain(self._controller.spec, view.feeds) if is_first else ""
+        return stalled_waits(self._controller.spec, view.feeds) if is_first else ""
 
 
 class FeedRunner:
@@ -175,10 +175,10 @@ class FeedRunner:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tickets = count()
         self._answers: dict[int, Any] = {}
-        self._carriers: dict[int, JobThread] = {}
+        self._job_threads: dict[int, JobThread] = {}
         self._jobs: dict[str, FeedJob] = {}
         """The last job of each feed."""
-        self._spawner = JobThread(f"sparkdl-feeds-{controller.spec.cluster_id}", executor.thread)
+        self._starter = JobThread(f"sparkdl-feeds-{controller.spec.cluster_id}", executor.thread)
         self._ended: dict[str, int] = {}
         """By feed, the generation in which the user asked for its end."""
         self._announced: set[tuple[str, int]] = set()
@@ -193,13 +193,13 @@ class FeedRunner:
         self,
         feed: str,
         request: FeedRequest,
-        carrier: JobThread,
-        meanwhile: Callable[[], None],
+        job_thread: JobThread,
+        on_poll: Callable[[], None],
     ) -> FeedReport:
-        """Queue a request, whose jobs `carrier` runs; call `meanwhile` until an answer comes."""
+        """Queue a request, whose jobs `job_thread` runs; call `on_poll` until an answer comes."""
         ticket = next(self._tickets)
         # Before the request: the loop may start the job as soon as it has that.
-        self._carriers[ticket] = carrier
+        self._job_threads[ticket] = job_thread
         self._controller.soon(self._handle, feed, fs.Requested(fs.FeedAsked(ticket, request)))
         while not self._controller.wait_for(
             lambda view: ticket in self._answers, Deadline.after(_MEANWHILE_S)
@@ -207,7 +207,7 @@ class FeedRunner:
             # A closed loop answers no more, so the wait looks up now and then.
             if self._controller.is_closed:
                 raise FeedClosedError("the cluster has been shut down")
-            meanwhile()
+            on_poll()
         answer = self._answers.pop(ticket)
         if isinstance(answer, Exception):
             raise answer
@@ -249,7 +249,7 @@ class FeedRunner:
             raise problem
 
     def close(self) -> None:
-        self._spawner.close()
+        self._starter.close()
 
     # on the controller's loop
 
@@ -314,22 +314,22 @@ class FeedRunner:
     def _start(self, name: str, action: fs.StartJob) -> None:
         self._jobs[name] = FeedJob(self._executor, name, self._jobs.get(name))
         job = partial(self._run_job, name, self._jobs[name], action)
-        carrier = self._carriers.get(-1 if action.ticket is None else action.ticket)
-        if carrier is not None:
-            carrier.submit(job)
+        job_thread = self._job_threads.get(-1 if action.ticket is None else action.ticket)
+        if job_thread is not None:
+            job_thread.submit(job)
         else:
             # Rows that are fed again after a restart: no call waits. A thread for each feed, since
-            # the nodes may need rows of several at once. `_spawner` makes them: threads inherit
+            # the nodes may need rows of several at once. `_starter` makes them: threads inherit
             # Spark's local properties from their maker, and the controller's thread has none.
             spawn = partial(begin, job, f"sparkdl-renewal-{name}", self._executor.thread)
-            self._spawner.submit(spawn)
+            self._starter.submit(spawn)
 
     def _answer(self, answer: fs.Answer) -> None:
-        self._carriers.pop(answer.ticket, None)
+        self._job_threads.pop(answer.ticket, None)
         with self._controller.changed:
             value = answer.value
             if isinstance(value, FeedTimeoutError):
-                unfed = waits_in_vain(self._controller.spec, self._controller.view.feeds)
+                unfed = stalled_waits(self._controller.spec, self._controller.view.feeds)
                 value = FeedTimeoutError(f"{value.args[0]}. {unfed}") if unfed else value
             self._answers[answer.ticket] = value
             self._controller.changed.notify_all()
@@ -369,7 +369,7 @@ class FeedRunner:
 
         Calls that wait do not delay an end that the user asked for while this generation ran.
         """
-        if feed == EVERY:
+        if feed == ALL_FEEDS:
             return all(self._is_settled(name, generation, is_asked_now) for name in self._states)
         state = self._states.get(feed)
         if state is None or (is_asked_now and state.feed.requests):

@@ -254,7 +254,7 @@ def wait_until_read(cluster: Cluster, feed: str, nodes: Sequence[int] = (0,)) ->
 def test_misspelt_name_of_a_feed_is_told_after_seconds_with_both_names(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkdl.driver.feeds.runner.LONG_WAIT_S", 0.5)
+    monkeypatch.setattr("sparkdl.driver.feeds.runner.STALL_S", 0.5)
     with launch(misspells, "validation", nodes=1) as cluster:
         wait_until_read(cluster, "validation")
         with pytest.raises(FeedTimeoutError, match="did you mean 'validations'"):

@@ -13,7 +13,7 @@ from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
 from sparkdl.driver.feeds.report import (
     reads_extra_epochs,
     report,
-    waits_in_vain,
+    stalled_waits,
 )
 from sparkdl.driver.feeds.state import Feed, Nodes, Run
 from sparkdl.feed.transfer.messages import FeedSpec
@@ -25,11 +25,11 @@ NAMES = {0: "worker:0", 1: "worker:1"}
 def test_nodes_that_read_what_nobody_feeds_are_named_with_what_is_fed() -> None:
     fed = FeedCount("input", began=0)
     feeds = {(0, "input"): fed, (0, "inputs"): FeedCount("inputs"), (1, "input"): fed}
-    assert waits_in_vain(SPEC, feeds).startswith(
+    assert stalled_waits(SPEC, feeds).startswith(
         "map_fun waits for rows that the driver has not fed: 'inputs' on worker:0. It has fed "
         "'input' to worker:0, worker:1; did you mean 'input'? Give feed= "
     )
-    assert "It has fed nothing." in waits_in_vain(SPEC, {(1, "input"): FeedCount("input")})
+    assert "It has fed nothing." in stalled_waits(SPEC, {(1, "input"): FeedCount("input")})
 
 
 def test_feed_that_began_brought_rows_or_is_not_read_any_more_is_no_reason() -> None:
@@ -38,7 +38,7 @@ def test_feed_that_began_brought_rows_or_is_not_read_any_more_is_no_reason() -> 
         FeedCount("input", rows_received=1),
         FeedCount("input", closed=True),
     ):
-        assert waits_in_vain(SPEC, {(0, "input"): count}) == ""
+        assert stalled_waits(SPEC, {(0, "input"): count}) == ""
 
 
 def test_first_node_beyond_the_end_of_a_feed_is_told_of_and_no_other() -> None:
