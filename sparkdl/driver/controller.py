@@ -36,7 +36,7 @@ from sparkdl.driver.lifecycle.state import Agent, agents_of, failure_of, generat
 from sparkdl.driver.lifecycle.transitions import begin, step
 from sparkdl.driver.stream import ClusterEvents
 from sparkdl.driver.threads import Changed
-from sparkdl.driver.view import View
+from sparkdl.driver.view import ClusterView
 from sparkdl.node.task import Problem
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Controller:
     ) -> None:
         self.spec = spec
         self.changed = Changed()
-        self.view = View(begin(spec, time.monotonic(), checkpoint))
+        self.view = ClusterView(begin(spec, time.monotonic(), checkpoint))
         # Otherwise no call is ever fed again, and its data need not stay.
         keeps = spec.settings.can_restart or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, CoverageStore(keeps))
@@ -114,14 +114,14 @@ class Controller:
         """Send a message to the agents of some nodes, as long as the world is of `generation`."""
         self.soon(self._broadcast, message, node_ids, generation)
 
-    def wait_for(self, is_true: Callable[[View], bool], deadline: Deadline) -> bool:
+    def wait_for(self, is_true: Callable[[ClusterView], bool], deadline: Deadline) -> bool:
         """Wait until `is_true` of the view; return whether it is."""
         return self.changed.wait_for(lambda: is_true(self.view), deadline)
 
     def gather(self, deadline: Deadline) -> bool:
         return self.wait_for(lambda view: not isinstance(view.state, states.Gathering), deadline)
 
-    def look(self, at: Callable[[View], T]) -> T:
+    def look(self, at: Callable[[ClusterView], T]) -> T:
         with self.changed:
             return at(self.view)
 

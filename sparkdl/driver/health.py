@@ -24,7 +24,7 @@ from sparkdl.core.texts import MOST, listed
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.feeds.report import stalled_waits
 from sparkdl.driver.lifecycle.state import NodesBlamed, Running, node_failure
-from sparkdl.driver.view import View
+from sparkdl.driver.view import ClusterView
 
 _log = logging.getLogger(__name__)
 MAX_PERIOD_S = 5.0
@@ -229,7 +229,7 @@ class HangWatch:
             ).start()
         self._controller.later(self._period_s, self._turn)
 
-    def _look(self, view: View) -> tuple[Watch, Hang | None]:
+    def _look(self, view: ClusterView) -> tuple[Watch, Hang | None]:
         if not isinstance(view.state, Running):
             return Watch(), None
         nodes = progress_of(view.state, view.feeds, view.activity, view.have_feeds_ended)
@@ -273,7 +273,7 @@ def _described(stacks: Mapping[str, str], hang: Hang) -> str:
 
 
 def _failures(
-    view: View, hang: Hang, stall: str, found_s: float, stacks: Mapping[str, str]
+    view: ClusterView, hang: Hang, stall: str, found_s: float, stacks: Mapping[str, str]
 ) -> tuple[Failure, ...]:
     state = view.state
     if not isinstance(state, Running) or state.world.generation != hang.generation:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +23,7 @@ from sparkdl.driver.events import (
 from sparkdl.driver.events import Changed as StateChanged
 from sparkdl.driver.lifecycle.state import is_empty
 from sparkdl.driver.threads import Changed
-from sparkdl.driver.view import Seen, View, launched, sampled
+from sparkdl.driver.view import ClusterView, PublishedState, launched, sampled
 
 _log = logging.getLogger(__name__)
 
@@ -40,15 +40,15 @@ class ClusterEvents:
     """
 
     def __init__(
-        self, spec: ClusterSpec, view: View, changed: Changed, loop: asyncio.AbstractEventLoop
+        self, spec: ClusterSpec, view: ClusterView, changed: Changed, loop: AbstractEventLoop
     ) -> None:
         self._spec, self._view, self._changed, self._loop = spec, view, changed, loop
         self._born_s = time.time() - time.monotonic()
         self.begun_s = self.now_s()
         self._by_kind: dict[type[Event], tuple[Subscriber, ...]] = {}
         self._ended: Ended | None = None
-        self._seen = Seen(spec.cluster_id)
-        deque(self._seen.news(view.state, self.begun_s), maxlen=0)  # subscribers begin there
+        self._published = PublishedState(spec.cluster_id)
+        deque(self._published.changes(view.state, self.begun_s), maxlen=0)  # the present
 
     def now_s(self) -> float:
         """Return the Unix time in seconds; it does not jump while the cluster lives."""
@@ -83,9 +83,9 @@ class ClusterEvents:
         """Return events that describe the cluster as it is now, for a new subscriber."""
         with self._changed:
             now_s = self.now_s()
-            news = Seen(self._spec.cluster_id).news(self._view.state, now_s)
+            changes = PublishedState(self._spec.cluster_id).changes(self._view.state, now_s)
             sample = sampled(self._spec, now_s, self._view)
-            return [launched(self._spec, self.begun_s), *news, sample]
+            return [launched(self._spec, self.begun_s), *changes, sample]
 
     def wants(self, kind: type[Event]) -> bool:
         return kind in self._by_kind
@@ -97,7 +97,7 @@ class ClusterEvents:
 
     def publish_state(self) -> None:
         self.publish(Stepped)
-        for event in self._seen.news(self._view.state, self.now_s()):
+        for event in self._published.changes(self._view.state, self.now_s()):
             self._publish(event)
             # The last sample: the timer takes none of a cluster without agents.
             if isinstance(event, StateChanged) and event.is_over:

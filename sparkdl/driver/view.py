@@ -26,7 +26,7 @@ WAITS = ("watched", "rows", "others")
 
 
 @dataclass
-class View:
+class ClusterView:
     """The controller's knowledge of the cluster; read it while holding its condition."""
 
     state: states.State
@@ -54,7 +54,7 @@ def launched(spec: ClusterSpec, begun_s: float) -> Launched:
 
 
 @dataclass
-class Seen:
+class PublishedState:
     """The states of a cluster that have been published."""
 
     cluster: str
@@ -64,7 +64,7 @@ class Seen:
     checkpoint: CheckpointRef | None = None
     is_over: bool = False
 
-    def news(self, state: states.State, now_s: float) -> Iterator[Changed | Checkpoint]:
+    def changes(self, state: states.State, now_s: float) -> Iterator[Changed | Checkpoint]:
         """Yield the changes in a state: all of it, if it is the first."""
         name, before = type(state).__name__.lower(), states.before_stop(state)
         generation = states.generation_of(state)
@@ -110,7 +110,7 @@ def _places(world: World | None) -> tuple[Place, ...]:
     return tuple(Place(member.node.node_id, member.rank, member.host) for member in members)
 
 
-def sampled(spec: ClusterSpec, now_s: float, view: View) -> Sampled:
+def sampled(spec: ClusterSpec, now_s: float, view: ClusterView) -> Sampled:
     """Return a sample of the nodes' progress; the caller holds the view."""
     node_ids = range(len(spec.nodes))
     generation = states.generation_of(view.state)
@@ -157,7 +157,7 @@ def _columns(counts: list[FeedCount | None]) -> FeedColumns:
     )
 
 
-def node_state(view: View, node_id: int) -> str:
+def node_state(view: ClusterView, node_id: int) -> str:
     """Return a node's state, in a word or two.
 
     It is `starting` while it has no agent, `gathering` until all nodes have one, and `preparing`

@@ -240,14 +240,14 @@ class Checkpoints:
         timeout_s = self._spec.settings.feeding.timeout_s
         deadline = Deadline.after(timeout_s)
         missing: tuple[str, ...] = ()
-        while (news := self._link.wait_commit(step, deadline)) is not None:
-            if news.problem:
-                raise CheckpointError(f"there is no checkpoint of step {step}: {news.problem}")
-            if news.manifest:
-                return msgspec.json.decode(news.manifest, type=Manifest)
+        while (reply := self._link.wait_commit(step, deadline)) is not None:
+            if reply.problem:
+                raise CheckpointError(f"there is no checkpoint of step {step}: {reply.problem}")
+            if reply.manifest:
+                return msgspec.json.decode(reply.manifest, type=Manifest)
             # The driver reports each time which nodes are still missing. The last report goes into
             # the error.
-            missing = news.missing
+            missing = reply.missing
         who = ", ".join(missing) or "the driver"
         raise CheckpointError(
             f"there is no checkpoint of step {step}: within {timeout_s:g} s nothing came from "

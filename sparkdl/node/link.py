@@ -253,7 +253,7 @@ class AgentLink:
 
     def wait_commit(self, step: int, deadline: Deadline) -> CheckpointCommit | None:
         """Wait for news of the checkpoint of `step`; `None` if there were none in time."""
-        return self._wait(CheckpointCommit, lambda news: news.step == step, deadline)
+        return self._wait(CheckpointCommit, lambda reply: reply.step == step, deadline)
 
     def all_gather(self, value: Any, timeout_s: float, node: str, generation: int) -> list[Any]:
         """Return the values that all nodes gave to this call, see `NodeContext.all_gather`."""

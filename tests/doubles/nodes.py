@@ -17,7 +17,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.settings import Settings
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.options import LogLine
-from sparkdl.driver.view import View
+from sparkdl.driver.view import ClusterView
 from tests.doubles.until import until
 
 SOON_S = 30.0
@@ -38,7 +38,7 @@ def use_settings(patch: pytest.MonkeyPatch, **settings: Any) -> None:
     patch.setattr("sparkdl.driver.launch.Settings", here)
 
 
-def has_checkpoint(view: View) -> bool:
+def has_checkpoint(view: ClusterView) -> bool:
     """Whether a cluster trains that would go on at a checkpoint."""
     return isinstance(view.state, Running) and view.state.registry.checkpoint is not None
 

@@ -34,7 +34,7 @@ from sparkdl.driver.launch import hand_on
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of
 from sparkdl.driver.options import LogLine
-from sparkdl.driver.view import View
+from sparkdl.driver.view import ClusterView
 
 HOST, TOKEN = "127.0.0.1", "the-token"
 AT_ONCE = Settings(settle_s=0.0)
@@ -95,7 +95,7 @@ class Play:
             assert agent.hears() == msg.Begin(world_of(num_nodes))
         return agents
 
-    def until(self, is_true: Callable[[View], bool]) -> None:
+    def until(self, is_true: Callable[[ClusterView], bool]) -> None:
         """Wait until something is true of the view."""
         if not self.controller.wait_for(is_true, Deadline.after(SOON_S)):
             pytest.fail(f"still {self.controller.look(lambda view: view)}")
@@ -105,7 +105,7 @@ class Play:
         return self.controller.look(lambda view: view.state)
 
 
-def ids_of(view: View) -> set[str]:
+def ids_of(view: ClusterView) -> set[str]:
     """The agents that the cluster knows."""
     registry = getattr(view.state, "registry", None)
     agents = (*registry.agents.values(), *registry.standbys) if registry else ()

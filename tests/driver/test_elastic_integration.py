@@ -11,7 +11,7 @@ from typing import Any
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.options import Recovery
 from sparkdl.driver.lifecycle.state import Running
-from sparkdl.driver.view import View
+from sparkdl.driver.view import ClusterView
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.nodes import SOON_S, launch
@@ -73,7 +73,7 @@ def test_rows_of_a_world_that_shrinks_and_grows_are_used_once(
     assert sorted(row for result in results for row in result[3:]) == list(range(ROWS))
 
 
-def _all_are_ready(view: View) -> bool:
+def _all_are_ready(view: ClusterView) -> bool:
     assert isinstance(view.state, Running)
     agents = view.state.registry.agents
     return len(agents) == 3 and all(agent.child for agent in agents.values())

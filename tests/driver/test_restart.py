@@ -15,7 +15,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError, NodeLostError
 from sparkdl.core.options import Roles
 from sparkdl.driver.lifecycle.state import Gathering
-from sparkdl.driver.view import View
+from sparkdl.driver.view import ClusterView
 from sparkdl.node.context import NodeContext
 from tests.doubles.map_funs import hang
 from tests.doubles.nodes import SOON_S, launch, processes
@@ -84,5 +84,5 @@ def test_shutdown_during_a_restart_ends_it_and_tells_why_there_was_one(no_room: 
     assert not processes()
 
 
-def _is_gathering(view: View) -> bool:
+def _is_gathering(view: ClusterView) -> bool:
     return isinstance(view.state, Gathering)

@@ -11,13 +11,13 @@ from sparkdl.driver.events import Checkpoint, Ended, Event, Stepped
 from sparkdl.driver.lifecycle.transitions import begin
 from sparkdl.driver.stream import ClusterEvents
 from sparkdl.driver.threads import Changed
-from sparkdl.driver.view import View
+from sparkdl.driver.view import ClusterView
 
 
 def events_of_cluster() -> ClusterEvents:
     spec, loop = ClusterSpec("c", plan_nodes(1)), asyncio.new_event_loop()
     loop.close()
-    return ClusterEvents(spec, View(begin(spec, 0.0)), Changed(), loop)
+    return ClusterEvents(spec, ClusterView(begin(spec, 0.0)), Changed(), loop)
 
 
 def test_subscriber_hears_its_kinds_and_the_end_as_the_last() -> None:

@@ -23,7 +23,7 @@ from sparkdl.driver.lifecycle.state import (
     Stopped,
     Stopping,
 )
-from sparkdl.driver.view import Seen, View, node_state, sampled
+from sparkdl.driver.view import ClusterView, PublishedState, node_state, sampled
 
 SPEC = ClusterSpec("c", plan_nodes(2))
 FED = ClusterSpec("c0ffee", plan_nodes(3, Roles(ps=1)), framework="plain")
@@ -37,7 +37,7 @@ ADDRESSES = {node: Address("h", 1, "grpc://h:2") for node in SPEC.nodes}
 
 def test_what_was_reported_before_a_restart_is_not_told_after_it() -> None:
     world = build_world(1, ADDRESSES)
-    view = View(Running(AgentRegistry(SPEC), world, frozenset({0, 1})))
+    view = ClusterView(Running(AgentRegistry(SPEC), world, frozenset({0, 1})))
     view.activity = {
         0: NodeActive(0, 107, {"loss": 0.5}, watched_s=9.0),
         1: NodeActive(1, 3, {"loss": 0.25}, watched_s=2.0, rows_s=0.5, others_s=1.5),
@@ -61,28 +61,28 @@ def test_what_was_reported_before_a_restart_is_not_told_after_it() -> None:
     ],
 )
 def test_node_says_what_it_does(state: Any, words: list[str]) -> None:
-    assert [node_state(View(state), node.node_id) for node in FED.nodes] == words
+    assert [node_state(ClusterView(state), node.node_id) for node in FED.nodes] == words
 
 
-def told(seen: Seen, state: Any) -> list[tuple[str, tuple[Place, ...], str, bool]]:
-    found = [event for event in seen.news(state, 0.0) if isinstance(event, Changed)]
+def told(seen: PublishedState, state: Any) -> list[tuple[str, tuple[Place, ...], str, bool]]:
+    found = [event for event in seen.changes(state, 0.0) if isinstance(event, Changed)]
     return [(event.state, event.places, event.status, event.is_over) for event in found]
 
 
 def test_state_is_told_once_and_all_of_it_to_who_comes_late() -> None:
     places = tuple(Place(m.node.node_id, m.rank, m.host) for m in WORLD.members)
-    seen, stopped = Seen("c"), Stopped(replace(RUNNING, returned=RETURNED))
+    seen, stopped = PublishedState("c"), Stopped(replace(RUNNING, returned=RETURNED))
     assert told(seen, Gathering(AgentRegistry(FED, AGENTS), 0, 0.0)) == [
         ("gathering", (), "Gathering", False)
     ]
     assert told(seen, RUNNING) == [("running", places, "Running", False)]
     assert not told(seen, replace(RUNNING, returned=RETURNED))
     assert told(seen, stopped) == [("stopped", (), "Stopped", True)]
-    assert told(Seen("c"), stopped) == [("stopped", places, "Stopped", True)]
+    assert told(PublishedState("c"), stopped) == [("stopped", places, "Stopped", True)]
 
 
 def test_cluster_that_all_agents_have_left_is_over() -> None:
-    seen, finished = Seen("c"), Finished(AgentRegistry(FED, AGENTS), WORLD, RETURNED)
+    seen, finished = PublishedState("c"), Finished(AgentRegistry(FED, AGENTS), WORLD, RETURNED)
     assert [is_over for *_, is_over in told(seen, finished)] == [False]
     assert [
         is_over for *_, is_over in told(seen, replace(finished, registry=AgentRegistry(FED)))

@@ -21,7 +21,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.options import Recovery
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.options import OBJECTS
-from sparkdl.driver.view import View
+from sparkdl.driver.view import ClusterView
 from tests.doubles.ledger import Plan, lost_and_doubled, train
 from tests.doubles.nodes import has_checkpoint
 
@@ -42,17 +42,17 @@ def tell(event: str, **values: Any) -> None:
     print(f"{line}\n", end="", flush=True)
 
 
-def has_rows(view: View) -> bool:
+def has_rows(view: ClusterView) -> bool:
     """Whether nodes have read rows."""
     return any(count.given.rows for count in view.feeds.values())
 
 
-def has_stopped(view: View) -> bool:
+def has_stopped(view: ClusterView) -> bool:
     """Whether the first generation has ended."""
     return not isinstance(view.state, Running) or has_begun_again(view)
 
 
-def has_begun_again(view: View) -> bool:
+def has_begun_again(view: ClusterView) -> bool:
     """Whether a second generation runs."""
     return isinstance(view.state, Running) and view.state.world.generation > 0
 

@@ -27,7 +27,7 @@ from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import AgentRegistry
-from sparkdl.driver.view import View
+from sparkdl.driver.view import ClusterView
 from sparkdl.node.context import NodeContext
 from sparkdl.node.spec import AgentSpec, StatusLine, start_agent
 from tests.doubles.nodes import SOON_S, NodeProcesses, all_gone, processes
@@ -64,7 +64,7 @@ class Node:
         self.agent = agent
         return self
 
-    def wait(self, is_true: Callable[[View], bool]) -> states.State:
+    def wait(self, is_true: Callable[[ClusterView], bool]) -> states.State:
         assert self.controller.wait_for(is_true, Deadline.after(SOON_S)), self.controller.view
         return self.controller.look(lambda view: view.state)
 
@@ -160,7 +160,7 @@ def test_agent_dies_with_what_it_serves(node: NewNode, goes: str) -> None:
     assert one.agent.wait(SOON_S) == 0
 
 
-def is_detached(view: View) -> bool:
+def is_detached(view: ClusterView) -> bool:
     agents = getattr(view.state, "registry", AgentRegistry(SPEC)).agents
     return any(agent.is_detached for agent in agents.values())
 
@@ -173,8 +173,10 @@ def test_detached_agent_dies_with_its_executor_and_not_with_its_input(node: NewN
         assert one.agent
         assert one.agent.stdin
         assert one.agent.stdout
-        news = [msgspec.json.decode(one.agent.stdout.readline(), type=StatusLine) for _ in range(2)]
-        assert [each.is_detached for each in news] == [False, True]
+        status = [
+            msgspec.json.decode(one.agent.stdout.readline(), type=StatusLine) for _ in range(2)
+        ]
+        assert [each.is_detached for each in status] == [False, True]
         one.agent.stdin.close()
         for _ in range(2):  # one that has noticed the end of its input answers once at most
             one.controller.fetch_log(0, 1, Deadline.after(SOON_S))

@@ -229,9 +229,9 @@ class LocalExecutor(Executor):
         problem, work_dir = None, ""
         with agent.stdout as stdout, stderr:
             for line in stdout:
-                news = msgspec.json.decode(line, type=StatusLine)
-                problem = Problem(news.kind, news.error) if news.error else problem
-                work_dir = news.work_dir or work_dir
+                update = msgspec.json.decode(line, type=StatusLine)
+                problem = Problem(update.kind, update.error) if update.error else problem
+                work_dir = update.work_dir or work_dir
             status = agent.wait()
             self._over[agent].set()
             if work_dir:

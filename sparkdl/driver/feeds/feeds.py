@@ -22,7 +22,7 @@ from sparkdl.driver.feeds.transitions import fed_members, feed_targets
 from sparkdl.driver.lifecycle.state import failure_of
 from sparkdl.driver.show import FeedBar
 from sparkdl.driver.threads import Outcome, begin
-from sparkdl.driver.view import View
+from sparkdl.driver.view import ClusterView
 from sparkdl.feed.transfer.messages import FeedSpec
 from sparkdl.storage.parquet.paths import parquet_paths
 from sparkdl.storage.parquet.source import ParquetSource, list_files
@@ -137,7 +137,7 @@ class Feeds:
         """
         began = self.controller.look(partial(nodes_now, feed=name))
 
-        def wants(view: View) -> bool:
+        def wants(view: ClusterView) -> bool:
             now = nodes_now(view, name)
             if now.problem is not None or now.world is None:
                 return now.problem is None

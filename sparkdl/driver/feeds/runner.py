@@ -51,7 +51,7 @@ from sparkdl.driver.lifecycle.state import (
     left_of,
 )
 from sparkdl.driver.threads import Thread, begin
-from sparkdl.driver.view import View
+from sparkdl.driver.view import ClusterView
 from sparkdl.feed.transfer.messages import SHUT_DOWN, FedPartition, FeedSpec
 
 _log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class StallWarning:
             self._controller.soon(_log.warning, *said)
             self._due = Deadline.after(None)
 
-    def _find(self, view: View) -> str:
+    def _find(self, view: ClusterView) -> str:
         # After a restart nodes may wait for more rows of an earlier call.
         is_first = not generation_of(view.state)
         return stalled_waits(self._controller.spec, view.feeds) if is_first else ""
@@ -376,7 +376,7 @@ class FeedRunner:
             return True
         return isinstance(state, fs.Idle) and state.generation == generation
 
-    def _is_announced(self, view: View, feed: str) -> bool:
+    def _is_announced(self, view: ClusterView, feed: str) -> bool:
         return (
             isinstance(view.state, Running)
             and (feed, view.state.world.generation) in self._announced
@@ -413,7 +413,7 @@ def failure_behind(controller: Controller, error: SparkdlError) -> SparkdlError:
     return failure or error
 
 
-def nodes_now(view: View, feed: str) -> fs.Nodes:
+def nodes_now(view: ClusterView, feed: str) -> fs.Nodes:
     state = view.state
     counts: Mapping[int, Any] = {
         node_id: reported for (node_id, name), reported in view.feeds.items() if name == feed

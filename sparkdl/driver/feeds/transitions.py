@@ -568,15 +568,15 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
         generation, epoch = run.spec.generation, run.epoch
         table = run.table if isinstance(state, Opening | Delivering) else None
     said: list[Action] = []
-    for node_id, news in event.reports:
-        if news.generation != generation:  # a late report
+    for node_id, spooled in event.reports:
+        if spooled.generation != generation:  # a late report
             continue
-        ranges: Iterable[SpooledRange] = news.ranges
-        if table is not None and news.epoch == epoch:
-            ranges = table.add(node_id, ranges, news.room_nbytes, now_s, news.is_full)
+        ranges: Iterable[SpooledRange] = spooled.ranges
+        if table is not None and spooled.epoch == epoch:
+            ranges = table.add(node_id, ranges, spooled.room_nbytes, now_s, spooled.is_full)
         # Without a table of their epoch, no node reads these rows.
         if ranges := tuple(ranges):
-            said.append(_free(node_id, news.feed, news.epoch, ranges, generation))
+            said.append(_free(node_id, spooled.feed, spooled.epoch, ranges, generation))
     return state, said
 
 

@@ -11,7 +11,7 @@ import psutil
 from sparkdl.core.deadline import Deadline
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.options import Observe
-from sparkdl.driver.view import View
+from sparkdl.driver.view import ClusterView
 from tests.doubles.nodes import Lines
 from tests.driver.executors import map_funs
 from tests.driver.executors.test_spark_integration import launch
@@ -88,6 +88,6 @@ def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
     assert sorted(row for rows in results for row in rows) == sorted(2 * list(range(300)))
 
 
-def has_checkpoint(view: View, step: int) -> bool:
+def has_checkpoint(view: ClusterView, step: int) -> bool:
     made = view.state.registry.checkpoint if isinstance(view.state, Running) else None
     return made is not None and made.step >= step
