@@ -56,7 +56,7 @@ class Controller:
         changed: held while the `view` changes.
         events: the cluster's events, for subscribers.
         server: the server that agents and feeders connect to.
-        reached_at: its address for executors; `None` before it listens.
+        advertised_address: its address for executors; `None` before it listens.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Controller:
         """To questions, by their numbers and the agents."""
         self._last_lines: dict[int, str] = {}
         """Of the child that ended last, by node id."""
-        self.reached_at: ServerAddress | None = None
+        self.advertised_address: ServerAddress | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._progress = Throttle(self._loop, self._notify, _PROGRESS_S)
         self._thread = threading.Thread(
@@ -97,7 +97,7 @@ class Controller:
         """Start the thread and listen; return where the executors reach it."""
         self._thread.start()
         try:
-            self.reached_at = address = self._call(self.server.start(host, ports))
+            self.advertised_address = address = self._call(self.server.start(host, ports))
             self.soon(self._arm_timer, self.view.state.deadline_s)
             return address
         except BaseException:

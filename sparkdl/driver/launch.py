@@ -328,7 +328,7 @@ def _executor(
         return LocalExecutor(), replace(spec, driver_nodes=0)
     if kind == "spark":
         try:
-            from sparkdl.driver.executors.spark import place
+            from sparkdl.driver.executors.spark import create_executor
         except ModuleNotFoundError as error:
             # If pyspark itself lacks a module, its own error says more.
             if error.name != "pyspark":
@@ -338,7 +338,7 @@ def _executor(
                 "for a client of Spark Connect"
             ) from None
 
-        return place(spark, spec)
+        return create_executor(spark, spec)
     raise ConfigError(f"executor={kind!r}: choose 'spark' or 'local'")
 
 

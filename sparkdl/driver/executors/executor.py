@@ -24,7 +24,7 @@ class Launch:
     token: str = field(repr=False)
     spec: ClusterSpec
     payload: bytes = field(repr=False)
-    explain: Callable[[SparkdlError], SparkdlError] = lambda error: error
+    root_cause_of: Callable[[SparkdlError], SparkdlError] = lambda error: error
     """Returns the nodes' failure behind a failed inference, or the error itself."""
     is_lost: Callable[[NodeSpec, int], bool] = lambda node, pid: True
     """Whether the agent of a node, by its process id, was connected and is not any more."""

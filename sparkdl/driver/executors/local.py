@@ -57,7 +57,7 @@ class LocalExecutor(Executor):
         self._relaunched: set[NodeSpec] = set()
         self._start: Callable[[NodeSpec], None] | None = None
         self._feeds: list[tuple[str, threading.Event, list[Feeder]]] = []
-        self._explain: Callable[[SparkdlError], SparkdlError] = lambda error: error
+        self._root_cause_of: Callable[[SparkdlError], SparkdlError] = lambda error: error
         self._is_lost: Callable[[NodeSpec, int], bool] = lambda node, pid: True
 
     def driver_host(self) -> str:
@@ -65,7 +65,7 @@ class LocalExecutor(Executor):
 
     def start(self, launch: Launch, on_broken: Callable[[SparkdlError], object]) -> None:
         """Start one agent per node; of a cluster on Spark, those on the driver's machine."""
-        spec, self._explain, self._is_lost = launch.spec, launch.explain, launch.is_lost
+        spec, self._root_cause_of, self._is_lost = launch.spec, launch.root_cause_of, launch.is_lost
         nodes = spec.nodes[: spec.driver_nodes or None]
         gpus = dict(_with_gpus(spec, nodes))
 
@@ -190,7 +190,7 @@ class LocalExecutor(Executor):
                 for results in answers(spec, _batches(partition), number):
                     yield from decode_results(results)
         except FeederError as error:
-            raise self._explain(error) from None
+            raise self._root_cause_of(error) from None
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         with self._lock:

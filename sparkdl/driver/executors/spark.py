@@ -84,11 +84,11 @@ class SparkExecutor(Executor):
         self._feed_tag = f"sparkdl-feed-{cluster_id}"
         self._jobs: dict[threading.Thread, set[NodeSpec]] = {}
         self._lock = threading.Lock()
-        self._wanted: queue.SimpleQueue[Sequence[NodeSpec]] = queue.SimpleQueue()
-        self._keeper: threading.Thread | None = None
+        self._relaunches: queue.SimpleQueue[Sequence[NodeSpec]] = queue.SimpleQueue()
+        self._relaunch_thread: threading.Thread | None = None
         self._context = context_of(spark)
         # For parameter servers on the driver's machine, and for tables of this process.
-        self._here = LocalExecutor()
+        self._local = LocalExecutor()
         self._has_left_host = False
 
     def driver_host(self) -> str:
@@ -109,13 +109,13 @@ class SparkExecutor(Executor):
 
     def start(self, launch: Launch, on_broken: Callable[[SparkdlError], object]) -> None:
         if launch.spec.driver_nodes:
-            self._here.start(launch, on_broken)
+            self._local.start(launch, on_broken)
         self._submit(launch, launch.spec.nodes[launch.spec.driver_nodes :], on_broken)
 
         # A thread of its own submits later jobs: it has this thread's local properties, and the
         # controller's loop must not wait for py4j.
-        def keep() -> None:
-            while wanted := self._wanted.get():
+        def relaunch() -> None:
+            while wanted := self._relaunches.get():
                 # Spark repeats the tasks of a job that still runs, so only the other nodes need
                 # another job.
                 with self._lock:
@@ -123,13 +123,13 @@ class SparkExecutor(Executor):
                 if lost := [node for node in wanted if node not in carried]:
                     self._submit(launch, lost, on_broken)
 
-        self._keeper = self.thread(keep, f"sparkdl-keeper-{launch.spec.cluster_id}")
-        self._keeper.start()
+        self._relaunch_thread = self.thread(relaunch, f"sparkdl-relaunch-{launch.spec.cluster_id}")
+        self._relaunch_thread.start()
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
-        self._here.relaunch([node for node in nodes if self._here.has(node)])
-        if there := [node for node in nodes if not self._here.has(node)]:
-            self._wanted.put(there)
+        self._local.relaunch([node for node in nodes if self._local.has(node)])
+        if elsewhere := [node for node in nodes if not self._local.has(node)]:
+            self._relaunches.put(elsewhere)
 
     def forget_task(self, node: NodeSpec) -> None:
         with self._lock:
@@ -191,7 +191,7 @@ class SparkExecutor(Executor):
         Tables of this process take no job: their rows go to the nodes from here.
         """
         if holds_tables(data):
-            return self._here.feed(data, spec)
+            return self._local.feed(data, spec)
         first, last = spec.epoch, max(spec.epoch, spec.last_epoch)
         epochs = f"epochs {first}-{last}" if last > first else f"epoch {first}"
         what = f"feed {spec.feed!r}, {epochs}"
@@ -245,7 +245,7 @@ class SparkExecutor(Executor):
         return inheriting_thread(self._spark, run, name)
 
     def cancel_feeds(self, feed: str | None = None) -> None:
-        self._here.cancel_feeds(feed)
+        self._local.cancel_feeds(feed)
         cancel_jobs(self._spark, self._feed_tag if feed is None else self._tag_of(feed))
 
     @contextmanager
@@ -258,12 +258,12 @@ class SparkExecutor(Executor):
 
     def close(self, deadline: Deadline) -> None:
         """Wait for the nodes' job, which ends with its agents; cancel it if it stays."""
-        self._here.close(deadline)
-        if self._keeper is None:
+        self._local.close(deadline)
+        if self._relaunch_thread is None:
             return
-        # Ends the keeper, which might otherwise submit another job.
-        self._wanted.put(())
-        self._keeper.join(deadline.wait_s)
+        # Ends the thread, which might otherwise submit another job.
+        self._relaunches.put(())
+        self._relaunch_thread.join(deadline.wait_s)
         with self._lock:
             jobs = tuple(self._jobs)
         # A task on a host that was given up does not end before its heartbeat times out.
@@ -354,7 +354,7 @@ def _is_dataframe(data: Any) -> bool:
     return isinstance(data, DataFrame) or hasattr(data, "mapInArrow")
 
 
-def place(
+def create_executor(
     spark: SparkSession | SparkContext | None, spec: ClusterSpec
 ) -> tuple[SparkExecutor, ClusterSpec]:
     """Check that the cluster can hold the nodes, and choose how."""

@@ -48,7 +48,7 @@ class Feeds:
         """Spark's queries that feed, and the names of their feeds."""
         self._is_closed = False
         settings = self._spec.settings
-        coordinator = controller.reached_at.url if controller.reached_at else ""
+        coordinator = controller.advertised_address.url if controller.advertised_address else ""
         self._feed_spec = FeedSpec(
             *("", 0, "", (), token, settings.feeding.timeout_s),
             host_timeout_s=settings.recovery.host_timeout_s,
