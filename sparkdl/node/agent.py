@@ -71,7 +71,7 @@ class Agent:
         self._state: states.State = states.Ready(child.generation)
         self._timer: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
-        self.was_cut_off = False
+        self.lost_driver = False
         self._outbox: asyncio.Queue[messages.FromAgent | None] = asyncio.Queue()
         self._client: CoordinatorClient | None = None
         memory = feed_memory(settings.feeding.memory_nbytes)
@@ -96,7 +96,7 @@ class Agent:
             log_dir = spec.tensorboard or f"tensorboard_{agent_spec.node_id}"
             port = Environment.read().board_port
             self._board = TensorBoard(log_dir, child.host, port, report)
-        self._lifeline = Lifeline(agent_spec, self._orphan)
+        self._lifeline = Lifeline(agent_spec, self._on_owner_lost)
 
     async def run(self) -> None:
         serving = asyncio.ensure_future(self._serve())
@@ -260,7 +260,7 @@ class Agent:
             self._report(messages.Detached())
             print_status(StatusLine(is_detached=True))
 
-    def _orphan(self, reason: str) -> None:
+    def _on_owner_lost(self, reason: str) -> None:
         _log.info("%s ends: %s", self._agent_spec.node.name, reason)
         self.handle(states.Orphaned(reason))
 
@@ -298,15 +298,15 @@ class Agent:
         try:
             async for message in self._client.messages():
                 self._on_driver_message(message)
-            self.was_cut_off = not self._ended.is_set()
-            self._orphan(self._client.ended)
+            self.lost_driver = not self._ended.is_set()
+            self._on_owner_lost(self._client.ended)
         except ProtocolError as error:
-            self.was_cut_off = True
-            self._orphan(str(error))
+            self.lost_driver = True
+            self._on_owner_lost(str(error))
         except Exception:
             # Whatever failed, the child must end: without its agent it would train on unseen.
             _log.exception("The agent of %s failed", agent_spec.node.name)
-            self._orphan("the agent failed")
+            self._on_owner_lost("the agent failed")
             raise
 
     async def _clean_up(self) -> None:
@@ -378,7 +378,7 @@ async def _serve(agent_spec: AgentSpec, payload: bytes, work_dir: Path) -> int:
     agent = Agent(agent_spec, path, work_dir)
     await agent.run()
     # A status that is not 0 makes the task start another agent, which a restart can use.
-    return int(agent.was_cut_off and agent_spec.spec.settings.can_restart)
+    return int(agent.lost_driver and agent_spec.spec.settings.can_restart)
 
 
 if __name__ == "__main__":

@@ -300,9 +300,9 @@ class AgentLink:
     def _receive(self) -> None:
         unframer = Unframer()
         try:
-            while self._hears() and (messages := receive(self._sock, unframer)) is not None:
+            while self._wait_readable() and (messages := receive(self._sock, unframer)) is not None:
                 for message, fd in messages:
-                    self._sort(message, fd)
+                    self._dispatch(message, fd)
         except (OSError, SparkdlError) as error:
             _log.debug("The pipe to the agent broke: %s", error)
         unframer.close()
@@ -313,17 +313,17 @@ class AgentLink:
             # Without its agent nothing would end this process, and it must not train on unseen.
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _hears(self) -> bool:
+    def _wait_readable(self) -> bool:
         """Wait for the agent; false if it has been silent until the driver may give it up."""
         # The lease comes with `Start`. Until then only the end of the pipe shows that the agent is
         # gone.
         if self._look_s is None:
             return True
-        ears = select.poll()
-        ears.register(self._sock, select.POLLIN)
-        return any(ears.poll(self._look_s * 1000) for _ in range(SILENT_LOOKS))
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        return any(poller.poll(self._look_s * 1000) for _ in range(SILENT_LOOKS))
 
-    def _sort(self, message: Local, fd: int) -> None:
+    def _dispatch(self, message: Local, fd: int) -> None:
         match message:
             case Start():
                 self._look_s = look_s(message.spec.settings.lease_s)

@@ -209,7 +209,7 @@ class Child:
     def __init__(self, spec: ChildSpec) -> None:
         self.log = ChildLog()
         self.stacks = StackFile()
-        self.sock, self._theirs = socket.socketpair()
+        self.sock, self._child_end = socket.socketpair()
         self._log_fd = self.log.open_for_child()
         self._spec = spec
         self.pid = 0
@@ -220,7 +220,7 @@ class Child:
         self._on_exit: Callable[[int], None] = lambda status: None
         # The kernel counts for the whole cgroup, since its beginning.
         self._oom_kills_before = oom_kills()
-        self._has_swept = False
+        self._group_killed = False
 
     @classmethod
     def spawn(cls, spec: ChildSpec) -> Child:
@@ -245,7 +245,7 @@ class Child:
         child = cls(spec)
         child._loop, child._on_exit = loop, on_exit
         environment = {**spec.environment, "SPARKDL_NODE": spec.node}
-        fds = (child._theirs.fileno(), child.stacks.fd, child._log_fd)
+        fds = (child._child_end.fileno(), child.stacks.fd, child._log_fd)
         try:
             child._fork = prepare_fork(spec.framework, spec.preload, environment, fds)
         except OSError:
@@ -283,7 +283,7 @@ class Child:
         self._on_exit(status)
 
     def _spawn(self) -> None:
-        spec, fds = self._spec, (self._theirs.fileno(), self.stacks.fd)
+        spec, fds = self._spec, (self._child_end.fileno(), self.stacks.fd)
         # SIGUSR1 ends a process without a handler. The child therefore inherits a mask that blocks
         # it, and unblocks it once faulthandler is installed; an earlier signal waits until then.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {_STACKS_SIGNAL})
@@ -306,7 +306,7 @@ class Child:
     def _close_theirs(self) -> None:
         """Close the child's ends, or the pipes would not end with the child."""
         if self._log_fd >= 0:
-            self._theirs.close()
+            self._child_end.close()
             os.close(self._log_fd)
             self._log_fd = -1
 
@@ -327,11 +327,11 @@ class Child:
                 self._status = -number
                 self._loop.call_soon(self._on_exit, -number)
             return
-        if self._has_swept:
+        if self._group_killed:
             return
         # Signal the group once more after the child has ended, for processes it has left there.
         # Then never again: the number may become that of another group.
-        self._has_swept = self._status is not None
+        self._group_killed = self._status is not None
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:

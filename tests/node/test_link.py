@@ -110,7 +110,7 @@ def test_who_waits_long_for_the_world_uses_the_time() -> None:
 
 def test_world_without_its_port_is_an_error_that_says_what_to_raise() -> None:
     with linked() as ends:
-        ends.link._sort(start(), -1)  # the kernel drops descriptors that are too many
+        ends.link._dispatch(start(), -1)  # the kernel drops descriptors that are too many
         with pytest.raises(ConfigError, match=re.escape(OUT_OF_DESCRIPTORS)):
             ends.begun()
 
