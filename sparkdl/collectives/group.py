@@ -43,7 +43,7 @@ from sparkdl.core.errors import (
     FrameworkMissingError,
     MismatchError,
 )
-from sparkdl.core.exchange import note_exchange
+from sparkdl.core.exchange import mark_collective_used
 
 if TYPE_CHECKING:
     import torch
@@ -537,7 +537,7 @@ def connect(
     """
     if size == 1:
         return Group(0, (rank,), Alone())
-    note_exchange()
+    mark_collective_used()
     has_torch = find_spec("torch") is not None
     # First, so that its port can travel with the other values.
     store = _store(host, 0, rank, timeout_s) if has_torch and rank == 0 else None

@@ -2,7 +2,7 @@
 
 Runs in: child
 
-Collectives, meshes and `ctx.all_gather` note it here; `frameworks/lone_training.py` looks for the
+Collectives, meshes and `ctx.all_gather` note it here; `frameworks/independent_models.py` looks for the
 connections of frameworks.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 
-_happened = threading.Event()
+_is_used = threading.Event()
 
 
-def note_exchange() -> None:
-    _happened.set()
+def mark_collective_used() -> None:
+    _is_used.set()
 
 
-def has_exchanged() -> bool:
-    return _happened.is_set()
+def is_collective_used() -> bool:
+    return _is_used.is_set()

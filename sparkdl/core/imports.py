@@ -19,8 +19,8 @@ _LOOK = threading.Lock()
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Let the collector rest inside.
+def gc_disabled() -> Iterator[None]:
+    """Disable the garbage collector in the block.
 
     Importing a large library makes hundreds of thousands of objects that stay. The collector would
     look through them again and again: a quarter of the time that TensorFlow's import takes.
@@ -41,7 +41,7 @@ def frames_of_threads() -> dict[int, FrameType]:
     a lock of the interpreter: a collection that began there would lock up the whole process.
     https://github.com/python/cpython/issues/106883
     """
-    with _LOOK, uncollected():
+    with _LOOK, gc_disabled():
         return sys._current_frames()
 
 
@@ -63,7 +63,7 @@ def quick_imports() -> Iterator[None]:
     nodes are launched in 3.6 s instead of 5.0 s this way: medians of five on two cores.
     """
     finder = _LaterFinder()
-    with uncollected():
+    with gc_disabled():
         # In front of Python's own finders, which would find the modules before this one is asked.
         sys.meta_path.insert(0, finder)
         try:

@@ -49,7 +49,7 @@ from sparkdl.core.world import FIRST_TIME
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.files import MEMORY_NBYTES, OwnFiles
 from sparkdl.feed.reader.reader import FeedMessage, FeedReader, FeedRegistry, TrainingWatch
-from sparkdl.frameworks.lone_training import LoneTraining
+from sparkdl.frameworks.independent_models import IndependentModelCheck
 
 
 class FeedReaders:
@@ -344,7 +344,7 @@ class AgentLink:
         trainers = [each for each in start.world.trainers if not each.role.is_server]
         if spec.independent_models or own not in trainers or len(trainers) == 1:
             return TrainingWatch()
-        return LoneTraining(spec.framework, len(trainers))
+        return IndependentModelCheck(spec.framework, len(trainers))
 
 
 def wait_for_nodes(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sparkdl.core.imports import uncollected
+from sparkdl.core.imports import gc_disabled
 from tests.doubles.programs import output_of
 
 LOOKS = """
@@ -39,7 +39,7 @@ print(len(found))
 
 
 def test_collector_is_off_inside_and_on_again_also_after_an_error() -> None:
-    with pytest.raises(OSError, match="inside"), uncollected():
+    with pytest.raises(OSError, match="inside"), gc_disabled():
         assert not gc.isenabled()
         raise OSError("inside")
     assert gc.isenabled()
@@ -48,7 +48,7 @@ def test_collector_is_off_inside_and_on_again_also_after_an_error() -> None:
 def test_collector_that_was_off_stays_off() -> None:
     gc.disable()
     try:
-        with uncollected():
+        with gc_disabled():
             pass
         assert not gc.isenabled()
     finally:

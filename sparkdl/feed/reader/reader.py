@@ -56,7 +56,7 @@ loops may count epochs from 0 again."""
 
 
 class TrainingWatch:
-    """Hears of a node's epochs, and ignores them; see `frameworks/lone_training.py`."""
+    """Hears of a node's epochs, and ignores them; see `frameworks/independent_models.py`."""
 
     def epoch_over(self, feed: str) -> None:
         """Note that an epoch has been read to its end."""

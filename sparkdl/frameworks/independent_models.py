@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.exchange import has_exchanged
+from sparkdl.core.exchange import is_collective_used
 from sparkdl.feed.reader.reader import TrainingWatch
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _OPTION = "launch(…, roles=Roles(independent_models=True))"
 
 def is_connected(beside: str = "") -> bool:
     """Whether this process can exchange with other nodes, by other means than `beside`."""
-    return has_exchanged() or any(
+    return is_collective_used() or any(
         _probed(probe, sys.modules[name])
         for name, probe in _PROBES.items()
         if name in sys.modules and name != beside
@@ -76,7 +76,7 @@ def _has_global_arrays(jax: Any) -> bool:
     return any(not array.is_fully_addressable for array in jax.live_arrays())
 
 
-def _yes(module: Any) -> bool:
+def _always(module: Any) -> bool:
     return True
 
 
@@ -88,13 +88,13 @@ _PROBES: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
         _TENSORFLOW: _has_server,
         "jax": _has_global_arrays,
         # Programs that import these exchange by them.
-        "horovod": _yes,
-        "mpi4py.MPI": _yes,
+        "horovod": _always,
+        "mpi4py.MPI": _always,
     }
 )
 
 
-def _spans_nodes(model: Any) -> bool:
+def _is_distributed(model: Any) -> bool:
     """Whether the strategy of a model of Keras on TensorFlow trains it on several nodes.
 
     https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/distribute/distribute_lib.py
@@ -108,7 +108,7 @@ def _spans_nodes(model: Any) -> bool:
     return bool(strategy.extended._in_multi_worker_mode())
 
 
-class LoneTraining(TrainingWatch):
+class IndependentModelCheck(TrainingWatch):
     def __init__(self, framework: str, nodes: int) -> None:
         self._framework, self._nodes = framework, nodes
         self._feed: str | None = None
@@ -120,7 +120,7 @@ class LoneTraining(TrainingWatch):
         self._is_settled = self._is_settled or is_connected()
 
     def fit_begins(self, model: Any, feed: str) -> None:
-        if _probed(_spans_nodes, model) or is_connected(beside=_TENSORFLOW):
+        if _probed(_is_distributed, model) or is_connected(beside=_TENSORFLOW):
             return
         raise ConfigError(
             f"fit outside of a distribution strategy: {self._nodes} nodes share the rows of feed "
