@@ -2,8 +2,8 @@
 
 Runs in: child
 
-Collectives, meshes and `ctx.all_gather` note it here; `frameworks/independent_models.py` looks for the
-connections of frameworks.
+Collectives, meshes and `ctx.all_gather` note it here; `frameworks/independent_models.py` looks for
+the connections of frameworks.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class LocalExecutor(Executor):
             raise
         # The previous agent's pipe may still be open here, and nothing else closes it.
         if before := self._agents.get(node_id):
-            _let_go(before)
+            _close_pipe(before)
         self._agents[node_id] = agent
         self._over[agent] = threading.Event()
         watcher = threading.Thread(
@@ -204,7 +204,7 @@ class LocalExecutor(Executor):
         with self._lock:
             self._closed.set()
         for agent in self._agents.values():
-            _let_go(agent)
+            _close_pipe(agent)
         for agent in self._agents.values():
             # All pipes are closed first, so that the agents end at the same time.
             if not self._over[agent].wait(deadline.wait_s):
@@ -242,7 +242,7 @@ class LocalExecutor(Executor):
                 on_broken(problem.at_driver() if problem else LaunchError(text))
 
 
-def _let_go(agent: subprocess.Popen[bytes]) -> None:
+def _close_pipe(agent: subprocess.Popen[bytes]) -> None:
     """Close the pipe whose end ends an agent."""
     if agent.stdin and not agent.stdin.closed:
         agent.stdin.close()

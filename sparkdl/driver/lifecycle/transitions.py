@@ -336,10 +336,10 @@ def _failing_left(state: Failing, event: AgentLeft, now_s: float) -> Step[Failin
 def _failed_as_well(state: Failing, failure: Failure, now_s: float) -> Failing:
     if not state.registry.spec.nodes[failure.node_id].role.is_needed:
         return state
-    return _sooner(replace(state, failures=(*state.failures, failure)), now_s)
+    return _shorten_deadline(replace(state, failures=(*state.failures, failure)), now_s)
 
 
-def _sooner(state: Failing, now_s: float) -> Failing:
+def _shorten_deadline(state: Failing, now_s: float) -> Failing:
     return replace(state, deadline_s=min(state.deadline_s, _settled_s(state, now_s)))
 
 
@@ -348,7 +348,7 @@ def _failing_returned(state: Failing, event: ChildGaveResult, now_s: float) -> S
     if node_id is None or event.message.generation != state.world.generation:
         return state, []
     returned = {**state.returned, node_id: event.message}
-    return _sooner(replace(state, returned=returned), now_s), []
+    return _shorten_deadline(replace(state, returned=returned), now_s), []
 
 
 def _failing_checkpoint(state: Failing, event: CheckpointMade, now_s: float) -> Step[Failing]:
@@ -411,8 +411,8 @@ def _without_agent(state: R, event: AgentLeft, now_s: float) -> Step[R]:
     return after, [Release()] if is_last and math.isinf(state.deadline_s) else []
 
 
-def _let_go(state: R, event: DeadlinePassed, now_s: float) -> Step[R]:
-    """Let the agents go; each stays until its results have been read."""
+def _stop_agents(state: R, event: DeadlinePassed, now_s: float) -> Step[R]:
+    """Stop all agents; each exits after its results of inference are read."""
     registry, after = state.registry, replace(state, deadline_s=math.inf)
     stop = Stop(registry.spec.settings.grace_s, is_patient=True)
     stops = _to_all(registry, stop, standbys=True)
@@ -558,7 +558,7 @@ _DECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     **dict.fromkeys((*_UNDECIDED, ChildBroke), stay),
     AgentJoined: _ending_joined,
     AgentLeft: _without_agent,
-    DeadlinePassed: _let_go,
+    DeadlinePassed: _stop_agents,
     StopAsked: _stop,
 }
 """The handlers in the states after the end has been decided."""

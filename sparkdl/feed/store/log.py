@@ -185,7 +185,7 @@ class Log(SegmentBuffer):
 
     def release(self, numbers: Iterable[int]) -> None:
         with self._budget.lock:
-            self._let_go([self._segments.pop(n) for n in numbers if n in self._segments])
+            self._retain_or_free([self._segments.pop(n) for n in numbers if n in self._segments])
 
     def coverage(self, consumed: EpochRows) -> EpochRows:
         with self._budget.lock:
@@ -238,7 +238,7 @@ class Log(SegmentBuffer):
             gone = [s for s in self._segments.values() if self.is_closed or not s.exchange]
             for segment in gone:
                 del self._segments[segment.number]
-            self._let_go(gone, retains)
+            self._retain_or_free(gone, retains)
             self._budget.wake()
 
     def _wants(self, request: AppendRequest) -> bool:
@@ -261,7 +261,7 @@ class Log(SegmentBuffer):
             self._rows[segment.epoch] += segment.rows
         self._on_segment(segment, child_fd)
 
-    def _let_go(self, segments: Iterable[StoredSegment], retains: bool = True) -> None:
+    def _retain_or_free(self, segments: Iterable[StoredSegment], retains: bool = True) -> None:
         """Retain segments that a call has brought, if any are retained; free the others."""
         for segment in segments:
             is_known = self._provenance.knows(segment.number)

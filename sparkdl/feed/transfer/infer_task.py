@@ -196,7 +196,7 @@ class _Call:
         except (pa.ArrowException, OSError) as error:
             if self._writer is not None:
                 self._writing = 1
-                self._let_go()
+                self._end_writing()
             if self._client is not None:
                 self._client.close()
             raise self._error(error) from error
@@ -230,7 +230,7 @@ class _Call:
                 self._is_over = True
                 self._changed.notify_all()
             self._reader.cancel()  # a caller that stops early does not leave the node waiting
-            self._let_go()
+            self._end_writing()
             self._client.close()
 
     def _start(self, work: Callable[..., None], *args: Any) -> threading.Thread:
@@ -252,9 +252,9 @@ class _Call:
         except BaseException as error:  # noqa: BLE001 (raised by the other thread)
             self._give_up(error)
         finally:
-            self._let_go()
+            self._end_writing()
 
-    def _let_go(self) -> None:
+    def _end_writing(self) -> None:
         """Close the writer if it is unused now: otherwise Arrow closes it, and prints errors."""
         with self._changed:
             self._writing -= 1
