@@ -235,7 +235,7 @@ class CoordinatorServer:
         if is_host_silent(closed):
             return f"{host} does not answer: not for {self._keep.host_timeout:g} s"
         if closed.rcvd is None and closed.sent and closed.sent.code == _PING_TIMED_OUT:
-            return f"it stands still: nothing came from it for {self._keep.ping_timeout:g} s"
+            return f"it is unresponsive: no data for {self._keep.ping_timeout:g} s"
         return f"its connection broke: {closed}"
 
 

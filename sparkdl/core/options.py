@@ -33,7 +33,7 @@ class Roles:
             `map_fun` on all nodes.
         ps_on_driver: run the parameter servers on the driver's machine, without slots of Spark.
         independent_models: whether nodes that train on shares of the same rows and exchange nothing
-            are meant: each trains a model of its own then. Otherwise `fit` of Keras outside of a
+            are meant: each trains a separate model then. Otherwise `fit` of Keras outside of a
             strategy is an error, and other loops log a warning.
 
     Raises:
@@ -61,8 +61,8 @@ class Recovery:
         wait_s: how long a restart waits for lost nodes.
         host_timeout_s: seconds without an answer of its kernel after which a host counts as lost. A
             network outage longer than half of this may cost a restart.
-        hang_timeout_s: without a step, a row or an exit, until the stacks of all nodes are logged;
-            `None` for no watch.
+        hang_timeout_s: log all stacks after this many seconds without any step, row or exit; `None`
+            for no watch.
         on_hang: what follows then: `report` nothing more; `fail`: the nodes that stand still have
             failed, and restart as after any failure.
         keep_checkpoints: how many of the newest are kept in `checkpoint_dir`.

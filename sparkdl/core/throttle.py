@@ -1,4 +1,4 @@
-"""Passes on what changes often: at once after a rest, and a few times a second at most."""
+"""Rate limiter: runs at once when idle, and otherwise once per period at most."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ def _rows() -> GlobalRows | None:
         return GlobalRows.of(distribution.get_data_layout((1,)).backend_layout)
     if jax.process_count() > 1:
         raise ConfigError(
-            "each node would train a model of its own: call keras.distribution.set_distribution("
+            "each node would train a separate model: call keras.distribution.set_distribution("
             "keras.distribution.DataParallel(auto_shard_dataset=False)) before the model is made"
         )
     return None

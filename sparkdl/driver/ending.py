@@ -95,7 +95,7 @@ class Ending:
             self._has_begun = True
             self._changed.notify_all()
         if not self.is_wanted():
-            raise LaunchError("the launch was given up")
+            raise LaunchError("launch cancelled")
         return start()
 
     def _own(self, start: Callable[[], None]) -> None:

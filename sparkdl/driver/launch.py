@@ -311,9 +311,7 @@ def _await_tensorboard(controller: Controller) -> None:
     )
     board, state = controller.look(lambda view: (view.tensorboard, view.state))
     if board is None and not has_ended(state):
-        raise LaunchError(
-            f"the first node did not say within {_TENSORBOARD_S:g} s how TensorBoard is"
-        )
+        raise LaunchError(f"TensorBoard did not start within {_TENSORBOARD_S:g} s")
     if board is not None and board.problem:
         raise (FrameworkMissingError if board.is_missing else LaunchError)(board.problem)
 

@@ -124,8 +124,8 @@ class IndependentModelCheck(TrainingWatch):
             return
         raise ConfigError(
             f"fit outside of a distribution strategy: {self._nodes} nodes share the rows of feed "
-            f"{feed!r}, and each would train a model of its own on its share. For one model write "
-            f"{self._advice('tensorflow')}. If independent models are meant: {_OPTION}"
+            f"{feed!r}, and each would train a separate model on its share. For one model write "
+            f"{self._advice('tensorflow')}. If independent models are intended: {_OPTION}"
         )
 
     def _advice(self, library: str) -> str:
@@ -145,10 +145,10 @@ class IndependentModelCheck(TrainingWatch):
         if is_connected():
             return
         _log.warning(
-            "This node has read an epoch of feed %r, and nothing connects it with the others: if "
-            "the %d nodes train, each trains a model of its own on its share of the rows. For one "
-            "model write %s. If independent models are meant, or the nodes exchange by means "
-            "that sparkdl does not know: %s",
+            "This node has read an epoch of feed %r without any collective: if the %d nodes train, "
+            "they train separate models, each on its share of the rows. For one model write %s. "
+            "If independent models are intended, or the nodes communicate by means that sparkdl "
+            "does not know: %s",
             self._feed,
             self._nodes,
             self._advice(self._framework if self._framework in _ADVICE else library),

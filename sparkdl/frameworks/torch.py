@@ -82,7 +82,7 @@ class Torch(Framework):
         """Share the host's cores with the other nodes on it; have process groups destroyed.
 
         Hugging Face's Accelerate takes a process without a GPU for the only one, unless a variable
-        says that the training is one of CPUs: each node would train a model of its own.
+        says that the training is one of CPUs: each node would train a separate model.
 
         A number of threads that the environment sets (OMP_NUM_THREADS) is left alone: Spark sets
         `spark.task.cpus`. A process group is destroyed at this process's end if it is there still.

@@ -229,7 +229,7 @@ async def test_an_agent_that_says_nothing_and_does_not_ping_has_left() -> None:
     async with room(lease_s=0.2, close_s=ENDS_SOON_S) as here, here.raw_agent("frozen"):
         kind, agent_id, reason = await here.heard.next()
         assert (kind, agent_id) == ("left", "frozen")
-        assert re.match(r"it stands still: nothing came from it for \d", reason)
+        assert re.match(r"it is unresponsive: no data for \d", reason)
 
 
 # What an agent is told.

@@ -16,7 +16,7 @@ from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
 ROWS = pa.table({"x": pa.array(range(64), pa.float32()), "y": pa.array(range(64), pa.float32())})
-WARNING = "each trains a model of its own on its share"
+WARNING = "they train separate models, each on its share"
 
 
 def train(how: str, ctx: NodeContext) -> int:

@@ -35,7 +35,7 @@ def train(feed: str, ctx: NodeContext) -> dict[str, Any]:
     from jax.experimental import multihost_utils
 
     distribution = keras.distribution
-    with pytest.raises(ConfigError, match="each node would train a model of its own"):
+    with pytest.raises(ConfigError, match="each node would train a separate model"):
         ctx.jax_batches(ROWS // 2, x="x", y="y", feed=feed).as_keras()
 
     def fitted(chosen: Any, x: Any, y: Any, **options: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tests.examples.names import unknown_names
 from tests.pages.blocks import PAGES, PRELUDES, as_read, as_run, blocks_of, preludes_of
 
 DEADLINE_S = 280.0
-LONE = "the nodes train models of their own"
+LONE = "they train separate models"
 """A warning that no page's program deserves: they exchange gradients, or do not train."""
 SMALLER = {
     "num_executors=4": "num_executors=2",

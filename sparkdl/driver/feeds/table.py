@@ -223,7 +223,7 @@ class RowTable:
         return self._spools[node].rows if node in self._spools else 0
 
     def _came_s(self, nodes: Iterable[int]) -> float:
-        """Return when agents of these nodes that are empty now last got rows."""
+        """Return the latest arrival at the spools of these nodes that are empty now."""
         spools = [self._spools[node] for node in nodes if node in self._spools]
         return max((spool.came_s for spool in spools if not spool.rows), default=-math.inf)
 

@@ -126,7 +126,7 @@ class Budget:
             self._add(pool, segment.feed, 1, segment.nbytes, segment.is_on_disk)
 
     def retain(self, pool: Pool, segment: StoredSegment, log: object) -> None:
-        """Hold a segment for a restarted child while there is room; `log` was to have it."""
+        """Hold a segment for a restarted child while there is room; `log` was its destination."""
         with self.lock:
             self.move(segment, pool, Pool.RETAINED)
             self._retained.append((segment, log))

@@ -292,7 +292,7 @@ class PutStream:
             self._break(f"{self.target.name}: {flight_reason(error)}{hint}", is_unreachable)
 
     def _break(self, problem: str, is_unreachable: bool = False) -> None:
-        """Note why the stream cannot go on, unless it need not; the first reason counts."""
+        """Record the first error, unless the stream has already finished."""
         with self._changed:
             # Once nothing more is wanted, an agent may end the connection as it likes.
             if self.is_closed:
