@@ -94,7 +94,7 @@ def run(channel: Connection, stacks: Connection, log: Connection) -> None:
     for each in (channel, stacks, log):
         each.close()
     if _server.problem:
-        sys.stderr.write(f"sparkdl: this process imports by itself: {_server.problem}\n")
+        sys.stderr.write(f"sparkdl: cold start, without the fork server: {_server.problem}\n")
         sys.stderr.flush()
         for fd in fds:
             os.set_inheritable(fd, True)

@@ -92,7 +92,7 @@ def test_process_that_has_started_a_thread_is_not_forked(folder: Path) -> None:
         (pid,) = cluster.results(SOON_S)
     assert pid in importers(folder)
     assert len(importers(folder)) == 2
-    text = "this process imports by itself: the imports have started threads"
+    text = "cold start, without the fork server: the imports have started threads"
     assert [line for line in lines if text in line.text]
 
 

@@ -237,7 +237,7 @@ class LocalExecutor(Executor):
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
             if status:
-                tail = tail_of(stderr) or "(no word)"
+                tail = tail_of(stderr) or "(no output)"
                 text = f"the agent of {name} ended with {status_in_words(status)}: {tail}"
                 on_broken(problem.at_driver() if problem else LaunchError(text))
 
