@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparkdl.horovod import common
-from sparkdl.horovod.common.process_sets import Seat
+from sparkdl.horovod.common.process_sets import HostPlacement
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_duplicate_set_at_init_leaves_nothing_initialized() -> None:
     [(0, "0 of 2", "0 of 2"), (1, "0 of 1", "1 of 2"), (2, "1 of 2", "0 of 1")],
 )
 def test_variables_say_the_place_among_several_hosts(rank: int, local: str, cross: str) -> None:
-    found = Seat(rank, ("a", "b", "a")).variables
+    found = HostPlacement(rank, ("a", "b", "a")).variables
     wanted = {"": f"{rank} of 3", "LOCAL_": local, "CROSS_": cross}
     told = {
         each: f"{found[f'HOROVOD_{each}RANK']} of {found[f'HOROVOD_{each}SIZE']}" for each in wanted

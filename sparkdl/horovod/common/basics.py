@@ -16,10 +16,10 @@ from sparkdl.horovod.common.process_sets import (
     HorovodInternalError,
     ProcessSet,
     add_process_set,
-    enter,
+    connect_processes,
     global_process_set,
+    horovod_state,
     is_initialized,
-    place,
     remove_process_set,
     shutdown,
 )
@@ -87,7 +87,7 @@ def init(
     """
     if is_initialized():
         return
-    here = enter()
+    here = connect_processes()
     try:
         is_all = isinstance(comm, (list, tuple)) and sorted(comm) == [*range(here.size)]
         if comm and not is_all:
@@ -105,38 +105,38 @@ def init(
 
 def rank() -> int:
     """Return the order of this process among all, from 0."""
-    return place().rank
+    return horovod_state().rank
 
 
 def size() -> int:
     """Return how many processes there are."""
-    return place().size
+    return horovod_state().size
 
 
 def local_rank() -> int:
     """Return the order of this process among those on its host, from 0."""
-    return place().seat.local_rank
+    return horovod_state().placement.local_rank
 
 
 def local_size() -> int:
     """Return how many processes there are on this one's host."""
-    return len(place().seat.on_host)
+    return len(horovod_state().placement.on_host)
 
 
 def cross_rank() -> int:
     """Return the order of this process among those with its local rank on all hosts."""
-    seat = place().seat
-    return seat.across.index(seat.rank)
+    placement = horovod_state().placement
+    return placement.across.index(placement.rank)
 
 
 def cross_size() -> int:
     """Return how many hosts have a process with this one's local rank."""
-    return len(place().seat.across)
+    return len(horovod_state().placement.across)
 
 
 def is_homogeneous() -> bool:
     """Whether each host has the same number of processes."""
-    hosts = place().seat.hosts
+    hosts = horovod_state().placement.hosts
     return len({hosts.count(host) for host in hosts}) == 1
 
 

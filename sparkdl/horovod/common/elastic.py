@@ -20,7 +20,7 @@ import numpy as np
 
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.namesakes import missing_name
-from sparkdl.horovod.common.process_sets import group_of, place
+from sparkdl.horovod.common.process_sets import group_of, horovod_state
 from sparkdl.node.context import NodeContext, current
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(func)
     def wrapper(state: ObjectState, *args: Any, **kwargs: Any) -> T:
         ctx = current()
-        place()  # which raises before hvd.init()
+        horovod_state()  # which raises before hvd.init()
         if ctx is not None:
             # Before the reset callbacks, which may depend on what was restored.
             state._resume(ctx)
@@ -133,7 +133,7 @@ class ObjectState:
         self._commits = max(self._commits, ctx.last_checkpoint.step if ctx.last_checkpoint else 0)
         self._commits += 1
         with ctx.checkpoint(self._commits) as folder:
-            if place().rank == 0:
+            if horovod_state().rank == 0:
                 (folder / _FILE).write_bytes(cloudpickle.dumps(self._kept))
 
     def check_host_updates(self) -> None:
@@ -351,7 +351,7 @@ class ElasticSampler:
 
     def reset(self) -> None:
         """Share out the epoch's remaining indices among the current processes."""
-        self.num_replicas, self.rank = place().size, place().rank
+        self.num_replicas, self.rank = horovod_state().size, horovod_state().rank
         indices = list(range(len(self.dataset)))
         if self.shuffle:
             # By seed and epoch alone: all processes, and restarted ones, have the same order.

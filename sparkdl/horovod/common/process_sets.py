@@ -33,15 +33,15 @@ class NotInitializedError(ConfigError):
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Where this process is: its rank, and the hosts of all processes by rank."""
+class HostPlacement:
+    """This process's rank, and the hosts of all processes by rank."""
 
     rank: int
     hosts: tuple[str, ...]
 
     @classmethod
-    def of(cls, ctx: NodeContext) -> Seat:
-        """Return this node's seat; all nodes that train call it.
+    def of(cls, ctx: NodeContext) -> HostPlacement:
+        """Return this node's placement; all nodes that train call it.
 
         A node with GPUs of its own counts as a host. A local rank is thus always the number of a
         GPU that the process sees, like `LOCAL_RANK` with `framework="torch"`.
@@ -84,8 +84,8 @@ class Seat:
 
 
 @dataclass
-class Place:
-    """This process's seat, and its process sets.
+class HorovodState:
+    """This process's placement, and its process sets.
 
     Attributes:
         sets: ranks and group by the id of the set; the group is `None` for sets without this
@@ -93,7 +93,7 @@ class Place:
         next_id: counted by processes outside of a set as well, so that ids are the same on all.
     """
 
-    seat: Seat
+    placement: HostPlacement
     sets: dict[int, tuple[tuple[int, ...], Group | None]]
     next_id: int = 1
 
@@ -105,40 +105,41 @@ class Place:
 
     @property
     def rank(self) -> int:
-        return self.seat.rank
+        return self.placement.rank
 
     @property
     def size(self) -> int:
-        return len(self.seat.hosts)
+        return len(self.placement.hosts)
 
 
-_PLACE: list[Place] = []
-"""This process's place, at most one: between `hvd.init()` and `hvd.shutdown()`."""
+_STATE: list[HorovodState] = []
+"""This process's state, at most one: between `hvd.init()` and `hvd.shutdown()`."""
 
 
-def place() -> Place:
-    """Return this process's place.
+def horovod_state() -> HorovodState:
+    """Return this process's state.
 
     Raises:
         NotInitializedError: before `hvd.init()`; a ValueError, as in Horovod.
     """
-    if not _PLACE:
+    if not _STATE:
         raise NotInitializedError("Horovod has not been initialized; use hvd.init()")
-    return _PLACE[0]
+    return _STATE[0]
 
 
 def is_initialized() -> bool:
     """Whether `init` has been called, and `shutdown` has not."""
-    return bool(_PLACE)
+    return bool(_STATE)
 
 
-def enter() -> Place:
+def connect_processes() -> HorovodState:
     """Find the other processes and connect with them; alone outside of a node."""
     from sparkdl.node.context import current
 
     ctx = current()
     if ctx is None:
-        seat, world = Seat(0, ("localhost",)), connect(0, 1, lambda value: [value], "", 1.0)
+        placement = HostPlacement(0, ("localhost",))
+        world = connect(0, 1, lambda value: [value], "", 1.0)
     elif not ctx.member.role.is_trainer:
         raise ConfigError(
             f"{ctx.member.node.name} does not train: call hvd.init() on chief and workers"
@@ -147,10 +148,10 @@ def enter() -> Place:
         trainers: Sequence[Member] = ctx.world.trainers
         host, timeout_s = ctx.member.host, OPERATION_TIMEOUT_S
         world = connect(ctx.rank, len(trainers), ctx.all_gather, host, timeout_s)
-        seat = Seat.of(ctx)
-    _PLACE[:] = [Place(seat, {0: (world.ranks, world)})]
+        placement = HostPlacement.of(ctx)
+    _STATE[:] = [HorovodState(placement, {0: (world.ranks, world)})]
     global_process_set.ranks = list(world.ranks)
-    return _PLACE[0]
+    return _STATE[0]
 
 
 def report_step(step: int) -> None:
@@ -175,8 +176,8 @@ def log_to_driver(message: str) -> None:
 
 def shutdown() -> None:
     """Leave the other processes; `init` may be called again, by all."""
-    while _PLACE:
-        for _, group in _PLACE.pop().sets.values():
+    while _STATE:
+        for _, group in _STATE.pop().sets.values():
             if group is not None:
                 group.close()
     global_process_set.ranks = []
@@ -229,7 +230,7 @@ class ProcessSet:
 
     def included(self) -> bool:
         """Whether this process is in it."""
-        return place().rank in self.ranks
+        return horovod_state().rank in self.ranks
 
 
 global_process_set = ProcessSet([])
@@ -245,7 +246,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    here = place()
+    here = horovod_state()
     ranks = tuple(here.world.members(process_set.ranks))
     for number, (known, _) in here.sets.items():
         if known == ranks:
@@ -265,7 +266,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Returns:
         Whether it was known; False as well for the set of all processes, which stays.
     """
-    here = place()
+    here = horovod_state()
     number = process_set.process_set_id
     if not number or number not in here.sets:
         return False
@@ -284,7 +285,7 @@ def group_of(process_set: ProcessSet | None = None) -> Group:
     _, group = _known(process_set)
     if group is None:
         raise ConfigError(
-            f"rank {place().rank} is not in {process_set}: ask process_set.included() first"
+            f"rank {horovod_state().rank} is not in {process_set}: ask process_set.included() first"
         )
     return group
 
@@ -295,7 +296,7 @@ def join_all() -> int:
     Raises:
         ConfigError: if there is an optimizer of a process set, which would wait for ever.
     """
-    world, *sets = (group for _, group in place().sets.values() if group is not None)
+    world, *sets = (group for _, group in horovod_state().sets.values() if group is not None)
     if any(group.twins for group in sets):
         raise ConfigError(
             "hvd.join() cannot be called with an optimizer of a process set. Give all processes "
@@ -311,7 +312,8 @@ def has_peers(process_set: ProcessSet) -> bool:
 
 
 def _known(process_set: ProcessSet) -> tuple[tuple[int, ...], Group | None]:
-    found = place().sets.get(-1 if (number := process_set.process_set_id) is None else number)
+    number = process_set.process_set_id
+    found = horovod_state().sets.get(-1 if number is None else number)
     if found is None:
         raise NotInitializedError(
             f"{process_set} is not known: give it to hvd.init(process_sets=...) or "

@@ -13,7 +13,7 @@ from typing import Any
 
 from sparkdl.core.namesakes import missing_name
 from sparkdl.core.settings import visible_gpus
-from sparkdl.horovod.common.process_sets import Seat
+from sparkdl.horovod.common.process_sets import HostPlacement
 from sparkdl.node.context import NodeContext
 from sparkdl.node.error_lines import mark_error_lines
 from sparkdl.torch_program import packed
@@ -42,7 +42,7 @@ class Task:
         os.environ.update(self.env)
         if ctx.member.role.is_trainer:
             # Programs read these before they call `hvd.init`, as Horovod's launcher sets them.
-            os.environ.update(Seat.of(ctx).variables)
+            os.environ.update(HostPlacement.of(ctx).variables)
         if self.marks_errors:
             mark_error_lines()
         return packed(self.fn(*self.args, **self.kwargs), self.folder)
