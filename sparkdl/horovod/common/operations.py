@@ -32,18 +32,18 @@ Counts = list[list[int]]
 
 
 @dataclass(frozen=True)
-class Row:
+class Collective:
     """One operation.
 
     Attributes:
-        move: results and counts of tensors, which it may change if the last argument says so.
-        gradient: the tensors' gradients from those of the results, and the counts.
+        forward: results and counts of tensors, which it may change if the last argument says so.
+        backward: the tensors' gradients from those of the results, and the counts.
         keeps_shape: whether results have the shape of the tensors; else their own number of rows.
     """
 
     name: str
-    move: Callable[[Group, Call, Tensors, bool], tuple[Tensors, Counts]]
-    gradient: Callable[[Group, Call, Tensors, Counts], Tensors]
+    forward: Callable[[Group, Call, Tensors, bool], tuple[Tensors, Counts]]
+    backward: Callable[[Group, Call, Tensors, Counts], Tensors]
     keeps_shape: bool = False
 
 
@@ -57,7 +57,7 @@ class Call:
             ones.
     """
 
-    row: Row
+    operation: Collective
     process_set: ProcessSet = global_process_set
     name: str | None = None
     how: Reduction = Reduction()
@@ -72,23 +72,23 @@ class Call:
     def what(self) -> str:
         return self.name or ""
 
-    def move(
+    def forward(
         self, group: Group, tensors: Tensors, in_place: bool = False
     ) -> tuple[Tensors, Counts]:
         """Do it here and now; return the results, and the counts for `gradient`."""
         data = [tensor.detach() for tensor in tensors]
-        results, counts = self.row.move(group, self, data, in_place)
+        results, counts = self.operation.forward(group, self, data, in_place)
         return (tensors if in_place else results), counts
 
-    def gradient(self, group: Group, grads: Tensors, counts: Counts) -> Tensors:
-        """Return the gradients of the tensors; the members call it alike, as they do `move`."""
+    def backward(self, group: Group, grads: Tensors, counts: Counts) -> Tensors:
+        """Return the gradients of the tensors; the members call it alike, as they do `forward`."""
         # Without the user's name, which the operation itself may still have under way.
         call = replace(self, name=None)
-        return group.run(partial(self.row.gradient, group, call, grads, counts))
+        return group.run(partial(self.operation.backward, group, call, grads, counts))
 
 
 def reduction(
-    row: Row,
+    operation: Collective,
     op: Any,
     average: bool | None,
     name: str | None,
@@ -101,7 +101,7 @@ def reduction(
             f"prescale_factor={factors[0]!r}, postscale_factor={factors[1]!r}: must be numbers"
         )
     how = Reduction(op_of(op, average), *map(float, factors))
-    return Call(row, process_set, name, how)
+    return Call(operation, process_set, name, how)
 
 
 def _reduce(group: Group, call: Call, tensors: Tensors, in_place: bool) -> tuple[Tensors, Counts]:
@@ -112,13 +112,13 @@ def _reduce(group: Group, call: Call, tensors: Tensors, in_place: bool) -> tuple
     for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
         numbers = [i for i, t in enumerate(tensors) if (t.dtype, t.device) == kind]
         alike = [tensors[i] for i in numbers]
-        row = flat(alike, in_place)
+        buffer = flat(alike, in_place)
         what = f"{call.what} {[list(tensor.shape) for tensor in alike]}"
-        group.all_reduce_(row, call.how, what)
+        group.all_reduce_(buffer, call.how, what)
         if in_place:
-            spread(row, alike)
+            unflatten_into(buffer, alike)
         else:
-            results |= zip(numbers, _unflat(row, alike), strict=True)
+            results |= zip(numbers, _unflat(buffer, alike), strict=True)
     return [results[i] for i in sorted(results)], []
 
 
@@ -146,11 +146,11 @@ def _broadcast(
 ) -> tuple[Tensors, Counts]:
     member, results = root_in(group, call.root), []
     for tensor in tensors:
-        row = flat([tensor], in_place)
-        group.broadcast_(row.view(tensor.shape), member, call.what)
+        buffer = flat([tensor], in_place)
+        group.broadcast_(buffer.view(tensor.shape), member, call.what)
         if in_place:
-            spread(row, [tensor])
-        results.append(row.view(tensor.shape))
+            unflatten_into(buffer, [tensor])
+        results.append(buffer.view(tensor.shape))
     return results, []
 
 
@@ -184,21 +184,21 @@ def _scatter_gradient(group: Group, call: Call, grads: Tensors, counts: Counts) 
     return [scale_(group.all_gather(grad)[0], factor) for grad in grads]
 
 
-ALL_REDUCE = Row("allreduce", _reduce, _reduce_gradient, keeps_shape=True)
-ALL_GATHER = Row("allgather", _gather, _gather_gradient)
-BROADCAST = Row("broadcast", _broadcast, _broadcast_gradient, keeps_shape=True)
-ALL_TO_ALL = Row("alltoall", _exchange, _exchange_gradient)
-REDUCE_SCATTER = Row("reducescatter", _scatter, _scatter_gradient)
+ALL_REDUCE = Collective("allreduce", _reduce, _reduce_gradient, keeps_shape=True)
+ALL_GATHER = Collective("allgather", _gather, _gather_gradient)
+BROADCAST = Collective("broadcast", _broadcast, _broadcast_gradient, keeps_shape=True)
+ALL_TO_ALL = Collective("alltoall", _exchange, _exchange_gradient)
+REDUCE_SCATTER = Collective("reducescatter", _scatter, _scatter_gradient)
 
 
-def fill(group: Group, tensors: Tensors, root_rank: int) -> None:
+def broadcast_into(group: Group, tensors: Tensors, root_rank: int) -> None:
     """Fill tensors with the root's; small ones of one dtype and device travel together."""
     root = root_in(group, root_rank)
     for bucket in plan([slot_of(tensor) for tensor in tensors]):
         part = [tensors[number] for number in bucket]
-        row = flat(part, in_place=True)
-        group.broadcast_(row, root, f"of {[list(tensor.shape) for tensor in part]}")
-        spread(row, part)
+        buffer = flat(part, in_place=True)
+        group.broadcast_(buffer, root, f"of {[list(tensor.shape) for tensor in part]}")
+        unflatten_into(buffer, part)
 
 
 def check_differentiable(op: Op) -> None:
@@ -224,7 +224,7 @@ def check_reducible(tensors: Tensors) -> None:
 
 
 def flat(tensors: Tensors, in_place: bool) -> torch.Tensor:
-    """Return all numbers in a row: a copy, or the tensor's own if it may be changed."""
+    """Return all numbers in a flat buffer: a copy, or the tensor's own if it may be changed."""
     import torch
 
     first = tensors[0]
@@ -233,18 +233,18 @@ def flat(tensors: Tensors, in_place: bool) -> torch.Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def spread(row: torch.Tensor, tensors: Tensors) -> None:
-    """Write all numbers in a row, as `flat` has made it, into the tensors that they are from."""
-    if len(tensors) == 1 and row.data_ptr() == tensors[0].data_ptr():
+def unflatten_into(buffer: torch.Tensor, tensors: Tensors) -> None:
+    """Copy the flat buffer back into the tensors."""
+    if len(tensors) == 1 and buffer.data_ptr() == tensors[0].data_ptr():
         return
-    for tensor, part in zip(tensors, _unflat(row, tensors), strict=True):
+    for tensor, part in zip(tensors, _unflat(buffer, tensors), strict=True):
         # A part may be the tensor's own memory already.
         if part.data_ptr() != tensor.data_ptr():
             tensor.copy_(part)
 
 
-def _unflat(row: torch.Tensor, like: Tensors) -> list[torch.Tensor]:
-    parts = row.split([tensor.numel() for tensor in like]) if len(like) > 1 else [row]
+def _unflat(buffer: torch.Tensor, like: Tensors) -> list[torch.Tensor]:
+    parts = buffer.split([tensor.numel() for tensor in like]) if len(like) > 1 else [buffer]
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 

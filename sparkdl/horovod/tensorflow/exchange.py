@@ -25,7 +25,7 @@ from sparkdl.core.errors import (
     SparkdlError,
 )
 from sparkdl.horovod.common import ProcessSet, group_of
-from sparkdl.horovod.common.operations import Call, fill
+from sparkdl.horovod.common.operations import Call, broadcast_into
 
 if TYPE_CHECKING:
     import torch
@@ -53,16 +53,16 @@ def operate(call: Call, tensors: Sequence[Any], splits: Any = None) -> tuple[lis
         import torch
 
         own = call if splits is None else replace(call, splits=given[-1].tolist())
-        results, counts = group.run(lambda: own.move(group, given[: len(tensors)]))
+        results, counts = group.run(lambda: own.forward(group, given[: len(tensors)]))
         # The counts come along as a tensor: in a graph they are known in its run alone.
         return [*results, torch.tensor(counts, dtype=torch.int64)]
 
     def back(*given: torch.Tensor) -> list[torch.Tensor]:
-        return list(call.gradient(group, given[:-1], given[-1].tolist()))
+        return list(call.backward(group, given[:-1], given[-1].tolist()))
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def operation(*given: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
-        shapes = [t.shape if call.row.keeps_shape else _any_rows(t) for t in given]
+        shapes = [t.shape if call.operation.keeps_shape else _any_rows(t) for t in given]
         like = [
             *((t.dtype, shape) for t, shape in zip(given, shapes, strict=True)),
             (tf.int64, None),
@@ -85,7 +85,7 @@ def broadcast_all(tensors: Sequence[Any], root_rank: int, process_set: ProcessSe
 
     def move(*given: torch.Tensor) -> list[torch.Tensor]:
         copies = [tensor.clone() for tensor in given]
-        group.run(lambda: fill(group, copies, root_rank))
+        group.run(lambda: broadcast_into(group, copies, root_rank))
         return copies
 
     return in_turn(move, tensors, [(tensor.dtype, tensor.shape) for tensor in tensors])

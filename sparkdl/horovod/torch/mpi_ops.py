@@ -41,7 +41,7 @@ from sparkdl.horovod.common.operations import (
     Call,
     Counts,
     Tensors,
-    fill,
+    broadcast_into,
     reduction,
 )
 from sparkdl.horovod.common.process_sets import allgather_object, broadcast_object, join_all
@@ -77,7 +77,7 @@ def _function() -> Any:
     class Function(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, operation: Operation, group: Group, *tensors: torch.Tensor) -> Any:
-            work = partial(operation.call.move, group, tensors)
+            work = partial(operation.call.forward, group, tensors)
             results, ctx.counts = group.run(work, operation.full_name)
             ctx.call, ctx.group, ctx.shapes = operation.call, group, [t.shape for t in tensors]
             operation.counts[:] = ctx.counts
@@ -88,7 +88,7 @@ def _function() -> Any:
 
         @staticmethod
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-            mine = ctx.call.gradient(ctx.group, grads, ctx.counts)
+            mine = ctx.call.backward(ctx.group, grads, ctx.counts)
             pairs = zip(mine, ctx.shapes, strict=True)
             return None, None, *(grad.reshape(shape) for grad, shape in pairs)
 
@@ -141,7 +141,7 @@ class Operation:
         """Change the tensors themselves, and return them."""
         group = self.call.group
         return self._finished(
-            *group.run(partial(self.call.move, group, self.tensors, True), self.full_name)
+            *group.run(partial(self.call.forward, group, self.tensors, True), self.full_name)
         )
 
     def start(self, in_place: bool = False) -> Future[Any]:
@@ -153,7 +153,7 @@ class Operation:
         group = self.call.group
 
         def work() -> Any:
-            return self._finished(*self.call.move(group, self.tensors, in_place))
+            return self._finished(*self.call.forward(group, self.tensors, in_place))
 
         ready = after_stream_of(self.tensors[0], work) if self.tensors else work
         return group.submit(ready, self.full_name)
@@ -165,7 +165,7 @@ class Operation:
     @property
     def full_name(self) -> str | None:
         """The name that nothing else under way has; `None` for an operation without a name."""
-        kind = f"grouped_{self.call.row.name}" if self.is_grouped else self.call.row.name
+        kind = "grouped_" * self.is_grouped + self.call.operation.name
         return f"{kind} {self.call.name!r}" if self.call.name else None
 
     def _finished(self, results: Tensors, counts: Counts) -> Any:
@@ -444,7 +444,7 @@ def broadcast_parameters(
                 f"params[{name!r}] is a {type(value).__name__}, not a tensor: use broadcast_object"
             )
     group = group_of(process_set)
-    group.run(partial(fill, group, [tensor.detach() for tensor in tensors], root_rank))
+    group.run(partial(broadcast_into, group, [tensor.detach() for tensor in tensors], root_rank))
 
 
 def broadcast_optimizer_state(

@@ -34,7 +34,7 @@ class OrderOfCallsError(ConfigError, AssertionError):
 
 
 class Bucket:
-    """Gradients in a row. Where a process has none it sends zeros; sparse ones travel as dense."""
+    """Flat gradient buffer. A process without a gradient sends zeros; sparse ones become dense."""
 
     def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
         import torch
