@@ -64,7 +64,7 @@ _EXCHANGED_NBYTES = 16 << 20
 _NO_SPARK = Check(
     "Spark",
     "skipped",
-    "there is no session: this machine alone is looked at",
+    "there is no session: only this machine is checked",
     "sparkdl doctor --master …, or sparkdl.doctor(spark) in a program or notebook",
 )
 _FATAL = {
@@ -75,7 +75,7 @@ _FATAL = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requirements:
     """The requirements of the training, see `doctor`."""
 
     nodes: int | None = None
@@ -143,13 +143,13 @@ def doctor(
         ConfigError: if an argument cannot be.
     """
     paths = (paths,) if isinstance(paths, str) else tuple(paths)
-    asked = Asked(nodes, framework, num_gpus, paths, tls, limit_s)
-    return examine(_session(spark), asked)
+    needs = Requirements(nodes, framework, num_gpus, paths, tls, limit_s)
+    return examine(_session(spark), needs)
 
 
 def diagnose(options: argparse.Namespace) -> Report:
     """Do what `sparkdl doctor` asks for: start Spark if a master is named, examine it, stop it."""
-    asked = Asked(
+    needs = Requirements(
         nodes=options.nodes,
         framework=options.framework,
         num_gpus=options.num_gpus,
@@ -167,7 +167,7 @@ def diagnose(options: argparse.Namespace) -> Report:
             raise ConfigError(
                 "--conf sets options of Spark, and no Spark is examined: add --master or --remote"
             )
-        return examine(None, asked)
+        return examine(None, needs)
     began_s = time.monotonic()
     try:
         # In a daemon, because a call of py4j cannot be interrupted.
@@ -177,9 +177,9 @@ def diagnose(options: argparse.Namespace) -> Report:
         finding = f"no session at {where}: {why}"
         advice = "Look at address and port, at the log there, and whether spark.driver.host is an "
         advice += "address of this machine that the cluster reaches"
-        return examine(None, asked, Check("Spark", "problem", finding, advice), began_s)
+        return examine(None, needs, Check("Spark", "problem", finding, advice), began_s)
     try:
-        return examine(spark, asked, began_s=began_s)
+        return examine(spark, needs, began_s=began_s)
     finally:
         begin(spark.stop, "sparkdl-doctor-stop").wait(_STOP_S)
 
@@ -197,13 +197,13 @@ def _start(options: argparse.Namespace) -> SparkSession:
 
 def examine(
     spark: SparkSession | None,
-    asked: Asked,
+    needs: Requirements,
     why_not: Check = _NO_SPARK,
     began_s: float | None = None,
 ) -> Report:
     """Make all checks; `why_not` is said where there is no session."""
     began_s = time.monotonic() if began_s is None else began_s
-    checks = list(_here(asked, why_not) if spark is None else _there(spark, asked))
+    checks = list(_check_driver(needs, why_not) if spark is None else _check_cluster(spark, needs))
     return Report(tuple(checks), time.monotonic() - began_s)
 
 
@@ -228,52 +228,52 @@ def _guarded(name: str, judge: Callable[..., Any], *arguments: Any) -> Iterator[
         yield Check(name, "warning", f"could not be checked: {in_words(error)}")
 
 
-def _here(asked: Asked, why_not: Check) -> Iterator[Check]:
+def _check_driver(needs: Requirements, why_not: Check) -> Iterator[Check]:
     yield why_not
-    urls = [absolute_url(path, "file://", os.getcwd()) for path in asked.paths]
-    looked = look_around(asked.looks(urls), asked.limit_s)
+    urls = [absolute_url(path, "file://", os.getcwd()) for path in needs.paths]
+    looked = look_around(needs.looks(urls), needs.limit_s)
     driver = msgspec.convert({**probe.basics(), **looked}, Facts)
     yield from _guarded("versions", judges.judge_versions, driver, [])
     yield from _guarded("package", judges.judge_packages, [driver])
-    yield from _judge_facts([driver], asked, urls, "")
+    yield from _judge_facts([driver], needs, urls, "")
 
 
-def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
+def _check_cluster(spark: SparkSession, needs: Requirements) -> Iterator[Check]:
     """Check a session's cluster: first all that needs no launch, then by a launch."""
     from sparkdl.driver.executors.sessions import default_fs
 
     found: list[Check] = []
     root = default_fs(spark)
     there = "" if root == "file://" else f"{root}/"
-    wanted = [absolute_url(path, root, os.getcwd()) for path in asked.paths]
+    wanted = [absolute_url(path, root, os.getcwd()) for path in needs.paths]
     urls = list(dict.fromkeys([*filter(None, [there]), *wanted]))
-    for check in _before_launch(spark, asked):
+    for check in _before_launch(spark, needs):
         found.append(check)
         yield check
     # A launch that must fail would only repeat these problems, after its whole timeout.
     if any(each.verdict == "problem" and each.name in _FATAL for each in found):
         yield Check("launch", "skipped", "it would fail, see the problems above")
     else:
-        yield from _guarded("launch", _launched, spark, asked, urls, there)
+        yield from _guarded("launch", _launch, spark, needs, urls, there)
 
 
-def _before_launch(spark: SparkSession, asked: Asked) -> Iterator[Check]:
+def _before_launch(spark: SparkSession, needs: Requirements) -> Iterator[Check]:
     from sparkdl.driver.slots.placement import read_topology
 
     driver = msgspec.convert(probe.basics(), Facts)
     yield from _guarded("package", judges.judge_packages, [driver])
     yield from _guarded("Spark", _judge_spark, spark, driver)
-    topology, tasks = None, asked.nodes or 1
+    topology, tasks = None, needs.nodes or 1
     try:
-        topology = read_topology(spark, asked.spec(tasks))
+        topology = read_topology(spark, needs.spec(tasks))
     except SparkdlError as error:
         yield Check.of_error("slots", error)
     else:
-        yield from _guarded("slots", _judge_slots, spark, asked, topology)
+        yield from _guarded("slots", _judge_slots, spark, needs, topology)
         if topology is not None:  # with dynamic allocation Spark is asked for executors
             tasks = max(topology.slots, tasks if topology.is_dynamic else 1)
     yield from _guarded(
-        "executors", _judge_way, spark, min(_MOST_TASKS, tasks), asked.limit_s, driver
+        "executors", _judge_way, spark, min(_MOST_TASKS, tasks), needs.limit_s, driver
     )
 
 
@@ -282,17 +282,17 @@ def _judge_spark(spark: SparkSession, driver: Facts) -> Check:
     return judges.judge_spark(driver, spark.version, str(master))
 
 
-def _judge_slots(spark: SparkSession, asked: Asked, topology: Topology | None) -> Check:
+def _judge_slots(spark: SparkSession, needs: Requirements, topology: Topology | None) -> Check:
     """Place the nodes as a launch would."""
     from sparkdl.driver.slots.placement import placing_of
 
-    placing = placing_of(spark, asked.spec(_nodes(asked, topology)), topology)
+    placing = placing_of(spark, needs.spec(_nodes(needs, topology)), topology)
     keeps = "keep their slots" if placing.is_attached else "give their slots back once they run"
     return Check("slots", "ok", f"{placing.why}; nodes {keeps}")
 
 
-def _nodes(asked: Asked, topology: Topology | None) -> int:
-    return asked.nodes or max(1, len(topology.cores) if topology else 1)
+def _nodes(needs: Requirements, topology: Topology | None) -> int:
+    return needs.nodes or max(1, len(topology.cores) if topology else 1)
 
 
 def _judge_way(spark: SparkSession, tasks: int, limit_s: float, driver: Facts) -> Iterator[Check]:
@@ -323,7 +323,7 @@ def _judge_way(spark: SparkSession, tasks: int, limit_s: float, driver: Facts) -
 
 
 def _ask(spark: SparkSession, tasks: int, address: tuple[str, int], limit_s: float) -> list[Facts]:
-    """Run `probe.answer` in as many tasks as slots; return one answer of each executor."""
+    """Run `probe.run_probe` in as many tasks as slots; return one answer of each executor."""
     from sparkdl.driver.executors.sessions import inheriting_thread, pickle_by_value
 
     pickle_by_value(probe)  # an executor may lack sparkdl, or have another one
@@ -335,7 +335,7 @@ def _ask(spark: SparkSession, tasks: int, address: tuple[str, int], limit_s: flo
             named_jobs(spark, "sparkdl doctor", "do executors reach the driver?"),
         ):
             frame = spark.range(tasks, numPartitions=tasks)
-            rows = frame.mapInArrow(partial(probe.answer, *address), "facts string").collect()
+            rows = frame.mapInArrow(partial(probe.run_probe, *address), "facts string").collect()
         return [msgspec.convert(json.loads(row.facts), Facts) for row in rows]
 
     asked = begin(ask, tag, partial(inheriting_thread, spark))
@@ -352,43 +352,45 @@ def _ask(spark: SparkSession, tasks: int, address: tuple[str, int], limit_s: flo
     )
 
 
-def _launched(spark: SparkSession, asked: Asked, urls: list[str], there: str) -> Iterator[Check]:
+def _launch(
+    spark: SparkSession, needs: Requirements, urls: list[str], root: str
+) -> Iterator[Check]:
     """Launch plain nodes that look around them and exchange a tensor; judge what they find."""
     from sparkdl.driver.slots.placement import read_topology
 
-    nodes = _nodes(asked, read_topology(spark, asked.spec(1)))
+    nodes = _nodes(needs, read_topology(spark, needs.spec(1)))
     began_s = time.monotonic()
     try:
         with launch(
             spark,
             _node,
-            {"looks": asked.looks(urls), "limit_s": asked.limit_s},
+            {"looks": needs.looks(urls), "limit_s": needs.limit_s},
             nodes=nodes,
             framework="plain",
-            num_gpus=asked.num_gpus,
+            num_gpus=needs.num_gpus,
             recovery=Recovery(hang_timeout_s=None),
             feeding=Feeding(fed=False),
-            observe=Observe(progress=False, dashboard=False, on_log=_unheard),
-            startup=Startup(timeout_s=START_S, tls=asked.tls),
+            observe=Observe(progress=False, dashboard=False, on_log=_ignore_line),
+            startup=Startup(timeout_s=START_S, tls=needs.tls),
         ) as cluster:
             text = f"{count(nodes, 'plain node')} began in {time.monotonic() - began_s:.1f} s"
             yield Check("launch", "ok", text)
-            answers = cluster.results(asked.limit_s + 2 * START_S)
+            answers = cluster.results(needs.limit_s + 2 * START_S)
     except (SparkdlError, TimeoutError) as error:
         yield Check.of_error("launch", error)
         return
     yield judges.judge_exchange(_EXCHANGED_NBYTES, [answer["exchange"] for answer in answers])
     facts = [msgspec.convert(answer["facts"], Facts) for answer in answers]
-    yield from _judge_facts(facts, asked, urls, there)
+    yield from _judge_facts(facts, needs, urls, root)
 
 
 def _judge_facts(
-    facts: Sequence[Facts], asked: Asked, urls: list[str], there: str
+    facts: Sequence[Facts], needs: Requirements, urls: list[str], there: str
 ) -> Iterator[Check]:
-    if asked.framework != "plain":
-        yield from _guarded("frameworks", judges.judge_imports, facts, asked.wanted)
-    yield from _guarded("GPUs", judges.judge_gpus, facts, asked.num_gpus)
-    needs_shm = asked.framework in (None, "torch")
+    if needs.framework != "plain":
+        yield from _guarded("frameworks", judges.judge_imports, facts, needs.wanted)
+    yield from _guarded("GPUs", judges.judge_gpus, facts, needs.num_gpus)
+    needs_shm = needs.framework in (None, "torch")
     yield from _guarded("executor's Python", judges.judge_machines, facts, needs_shm)
     yield from _guarded("paths", judges.judge_storage, facts, urls, there)
 
@@ -422,5 +424,5 @@ def _exchange(ctx: NodeContext) -> float | str:
         group.close()
 
 
-def _unheard(line: Any) -> None:
+def _ignore_line(line: Any) -> None:
     """Nodes print nothing of interest here."""

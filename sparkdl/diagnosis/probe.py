@@ -33,7 +33,7 @@ PACKAGES = {
 _CONNECT_S = 5.0
 
 
-def answer(host: str, port: int, batches: Iterable[Any]) -> Iterator[Any]:
+def run_probe(host: str, port: int, batches: Iterable[Any]) -> Iterator[Any]:
     """Run one task, for `DataFrame.mapInArrow`; its row is the facts as JSON.
 
     The host is that of the driver, and empty if it cannot listen.

@@ -1,4 +1,4 @@
-"""On a cluster: all executors are asked, and nothing is left behind."""
+"""On a cluster: all executors are needs, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_job_that_never_ends_is_cancelled(
     spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task stands still where nobody has set a limit."""
-    monkeypatch.setattr(probe, "answer", _never)
+    monkeypatch.setattr(probe, "run_probe", _never)
     found = findings(sparkdl.doctor(spark_cluster, 1, framework="plain", limit_s=1))
     assert found["executors"].startswith("problem: a job of 4 tasks has not ended within 1 s")
     assert "launch" in found

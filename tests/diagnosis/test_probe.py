@@ -40,7 +40,7 @@ def test_executor_without_sparkdl_tells_of_itself_and_of_its_way_to_the_driver(
         where = server.getsockname()
         if not is_open:
             server.close()
-        code = cloudpickle.dumps(partial(probe.answer, *where))  # type: ignore[no-untyped-call]
+        code = cloudpickle.dumps(partial(probe.run_probe, *where))  # type: ignore[no-untyped-call]
         (tmp_path / "task").write_bytes(code)
         found = json.loads(output_of(sys.executable, "-c", PROGRAM, tmp_path / "task"))
     assert "sparkdl" not in found["versions"]
