@@ -128,7 +128,7 @@ def check_size(column: str, size: int, tensor: Tensor) -> None:
         )
 
 
-def check_travels(nbytes: int, model_dir: str | None) -> None:
+def check_result_size(nbytes: int, model_dir: str | None) -> None:
     """Check that a model of so many bytes can be returned to the driver."""
     # A tenth is left for what stands beside the weights: configuration, history, signature.
     if model_dir is None and nbytes > MAX_VALUE_NBYTES * 9 // 10:
@@ -138,7 +138,7 @@ def check_travels(nbytes: int, model_dir: str | None) -> None:
         )
 
 
-def delivered(
+def pack_model(
     content: bytes, ending: str, signature: Signature, task: Task, ctx: NodeContext
 ) -> dict[str, Any]:
     """Return a trained model as the chief returns it: `signature` as JSON, `content` or `path`.

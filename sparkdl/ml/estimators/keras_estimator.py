@@ -12,7 +12,7 @@ from sparkdl.ml.estimators.columns import inputs_by_column
 from sparkdl.ml.estimators.keras_train import (
     NO_LOSS,
     KerasTask,
-    Recipe,
+    ModelSpec,
     check_inputs,
     inputs_of,
     outputs_of,
@@ -126,14 +126,14 @@ class KerasEstimator(
             content, signature, summary = fit_keras(task, training, plan, dataset)
         else:
             content, signature, summary = self._trained(dataset, training)
-        fitted = KerasModel(content, signature, task.recipe.objects)
+        fitted = KerasModel(content, signature, task.model_spec.objects)
         return self._with_values(fitted, summary)
 
     def _task(self) -> KerasTask:
         if self._made is None:
             raise ConfigError("KerasEstimator has no model: give it one, KerasEstimator(model=…)")
         return KerasTask(
-            recipe=Recipe(
+            model_spec=ModelSpec(
                 self._made,
                 optimizer=as_config(self.getOptimizer()),
                 loss=as_config(self.getLoss()),

@@ -1,6 +1,6 @@
 """A Keras model on a node: made, trained by `fit` for `KerasEstimator`, and returned.
 
-Runs in: child. The recipe and the names of inputs in the driver and in Spark tasks as well.
+Runs in: child. The model spec and the names of inputs in the driver and in Spark tasks as well.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sparkdl.ml.estimators.columns import (
     Columns,
     Task,
     by_tensor,
-    check_travels,
-    delivered,
+    check_result_size,
     inputs_by_column,
     outputs_by_column,
+    pack_model,
 )
 from sparkdl.ml.scoring.inputs import check_classes, check_weights, model_input
 from sparkdl.ml.scoring.keras_objects import (
@@ -53,8 +53,8 @@ NO_LOSS = "the model has no loss: set loss=, or compile the model"
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How the model is made.
+class ModelSpec:
+    """How to make the model.
 
     Attributes:
         made: a `.keras` file, or a function that makes the model.
@@ -122,15 +122,15 @@ class Recipe:
 class KerasTask(Task):
     """The training task that each node receives from `KerasEstimator`."""
 
-    recipe: Recipe
+    model_spec: ModelSpec
 
 
 def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     """Fit the model, under a strategy if there are several nodes.
 
     Returns:
-        `history`; and of the chief `signature` as JSON, and `content`, what `Recipe.packed` gives,
-        or `path` if it is in `model_dir`.
+        `history`; and of the chief `signature` as JSON, and `content` (see `ModelSpec.packed`), or
+        `path` if it is in `model_dir`.
 
     Raises:
         ConfigError: if the model cannot be trained, or could not be returned; before any row.
@@ -143,24 +143,24 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     several = ctx.num_workers > 1
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else None
     with strategy.scope() if strategy else contextlib.nullcontext():
-        model = task.recipe.model()
+        model = task.model_spec.model()
     # Before the training, so that a model that cannot be returned fails before any epoch.
-    checked_file(model, task.recipe.objects)
-    check_travels(sum(each.nbytes for each in model.get_weights()), task.model_dir)
+    checked_file(model, task.model_spec.objects)
+    check_result_size(sum(each.nbytes for each in model.get_weights()), task.model_dir)
     callbacks = task.made_callbacks()
     last = ctx.last_checkpoint if task.saves else None
-    memory = Memory(callbacks, last.folder if last else None)
+    state = FitState(callbacks, last.folder if last else None)
     remember = keras.callbacks.LambdaCallback(
-        on_train_begin=lambda logs: memory.restore(),
-        on_epoch_end=lambda epoch, logs: memory.add(logs, has_stopped=bool(model.stop_training)),
+        on_train_begin=lambda logs: state.restore(),
+        on_epoch_end=lambda epoch, logs: state.add(logs, has_stopped=bool(model.stop_training)),
     )
     # Behind the early stoppings: they have reset themselves, or have seen the epoch.
     callbacks.append(remember)
     first = 0
     if task.saves:
-        checkpoint = callback_for(ctx, every_epochs=1, also=memory.save)
+        checkpoint = callback_for(ctx, every_epochs=1, also=state.save)
         # A training that had stopped early only takes its best weights, as `fit` ends.
-        first = task.epochs if memory.has_stopped else checkpoint.initial_epoch
+        first = task.epochs if state.has_stopped else checkpoint.initial_epoch
         callbacks.append(checkpoint)
     model.fit(
         _data(task, ctx, model),
@@ -172,8 +172,8 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
         initial_epoch=first,
         verbose=2 if ctx.is_chief else 0,
     )
-    found = {"history": memory.history}
-    content = task.recipe.packed(model)  # on all nodes
+    found = {"history": state.history}
+    content = task.model_spec.packed(model)  # on all nodes
     return {**found, **_saved(content, task, ctx)} if ctx.is_chief else found
 
 
@@ -263,8 +263,8 @@ def arranged(model: Any, rows: Mapping[str, Any]) -> tuple[Any, Any]:
     )
 
 
-class Memory:
-    """The history so far, and the early stoppings among the callbacks of a `fit`.
+class FitState:
+    """The history and the state of early stoppings of a `fit`, saved with checkpoints.
 
     Keras begins both anew with every `fit`. After a restart the history would lack the epochs
     before, and an early stopping would not know its best weights. Both are in each checkpoint.
@@ -303,9 +303,9 @@ class Memory:
 
 
 def _saved(content: bytes, task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
-    model = loaded(content, task.recipe.objects)
+    model = loaded(content, task.model_spec.objects)
     found = with_softmax(keras_predictor(model).signature, model)
-    return delivered(content, "keras", found, task, ctx)
+    return pack_model(content, "keras", found, task, ctx)
 
 
 def check_inputs(model: Any) -> None:

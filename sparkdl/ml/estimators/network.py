@@ -19,7 +19,7 @@ from sparkdl.ml.estimators.estimator import ClusterEstimator, M, launch_options
 from sparkdl.ml.estimators.training import Training
 from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
 from sparkdl.ml.persistence import Contents, packed_code, read_path, unpacked_code
-from sparkdl.ml.scoring.inputs import named
+from sparkdl.ml.scoring.inputs import as_mapping
 from sparkdl.ml.scoring.keras_objects import as_config, from_config
 from sparkdl.ml.scoring.predict import SCORE_ROWS
 from sparkdl.ml.scoring.source import Signature
@@ -98,8 +98,8 @@ class NetworkEstimator(
     def _task_fields(self) -> dict[str, Any]:
         return {
             "columns": Columns(
-                features=self.getInputMapping() or named(self.getFeaturesCol()),
-                labels=named(self.getLabelCol()),
+                features=self.getInputMapping() or as_mapping(self.getFeaturesCol()),
+                labels=as_mapping(self.getLabelCol()),
                 weight=self.getWeightCol(),
             ),
             "batch_size": self.getBatchSize(),

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
-from sparkdl.ml.estimators.columns import check_travels
+from sparkdl.ml.estimators.columns import check_result_size
 from sparkdl.ml.estimators.network import NetworkEstimator
 from sparkdl.ml.estimators.torch_batch import check_optimizer, loss_of, metrics_of
 from sparkdl.ml.estimators.torch_train import (
@@ -94,7 +94,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
         signature = Signature(tuple(Tensor(name, NUMBER, None) for name in features), ())
         # Without PyTorch on the driver, the nodes check it.
         if isinstance(task.made, bytes) and find_spec("torch"):
-            check_travels(len(task.made), task.model_dir)
+            check_result_size(len(task.made), task.model_dir)
             signature = module_signature(module_of(task.made))
         return inputs_of(signature, task)
 

@@ -25,10 +25,10 @@ from sparkdl.ml.estimators.columns import (
     Columns,
     Task,
     by_tensor,
+    check_result_size,
     check_size,
-    check_travels,
-    delivered,
     inputs_by_column,
+    pack_model,
 )
 from sparkdl.ml.estimators.torch_batch import (
     ACCURACY,
@@ -126,7 +126,7 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
     inputs = inputs_of(signature_of(module), task)
     # Before the training, so that a module that cannot travel costs no epochs.
     content = module_content(module)
-    check_travels(len(content), task.model_dir)
+    check_result_size(len(content), task.model_dir)
     arrange, prefix = Arrange(task, inputs, module), ""
     scores: Scores = ""
     if isinstance(task, TorchTask):
@@ -166,7 +166,7 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
     own = {name: value for name, value in state.items() if name.startswith(prefix)}
     module.load_state_dict({name.removeprefix(prefix): value for name, value in own.items()})
     signature = traced(module.eval(), arrange.sample, scores)
-    sent = delivered(module_content(module), "pt", signature, task, ctx)
+    sent = pack_model(module_content(module), "pt", signature, task, ctx)
     return {**sent, "history": notes.history}
 
 

@@ -77,18 +77,20 @@ def fit_keras(
     rows, validation = training.rows(dataset)
     with (
         Jobs(dataset.sparkSession, plan) as jobs,
-        jobs.sent(task.recipe.made if isinstance(task.recipe.made, bytes) else None) as content,
+        jobs.sent(
+            task.model_spec.made if isinstance(task.model_spec.made, bytes) else None
+        ) as content,
     ):
         small = task
         if content.value is not None:
             # As a broadcast: within the task it would travel again in every iteration.
-            small = replace(task, recipe=replace(task.recipe, made=b""))
+            small = replace(task, model_spec=replace(task.model_spec, made=b""))
         learner = partial(KerasLearner, small, content)
         master, start_s = KerasMaster(task), time.monotonic()
         history = jobs.train(master, learner, task.columns.names, rows, validation)
         summary = TrainingSummary(history, seconds=time.monotonic() - start_s)
-    packed = task.recipe.packed(master.model)
-    model = loaded(packed, task.recipe.objects)
+    packed = task.model_spec.packed(master.model)
+    model = loaded(packed, task.model_spec.objects)
     signature = with_softmax(Signature(inputs_of(model), outputs_of(model)), model)
     return packed, signature, summary
 

@@ -40,10 +40,10 @@ class KerasLearner:
         check_backend()
         # As many threads as the task has cores; TensorFlow takes all cores otherwise.
         prepare_worker(task_share())
-        recipe = task.recipe
+        model_spec = task.model_spec
         if content is not None and content.value is not None:
-            recipe = replace(recipe, made=content.value)
-        self._task, self._model = task, recipe.model()
+            model_spec = replace(model_spec, made=content.value)
+        self._task, self._model = task, model_spec.model()
         self._model.optimizer = _keeper(self._model.optimizer.name)
         # Built now, so that its variables exist before `load` sets them.
         self._model.optimizer.build(self._model.trainable_variables)
@@ -119,7 +119,7 @@ class KerasMaster:
         # Before the model is made, whose initial weights it decides.
         if task.seed is not None:
             keras.utils.set_random_seed(task.seed)
-        self.task, self.model = task, task.recipe.model()
+        self.task, self.model = task, task.model_spec.model()
         _check(self.model)
         self.callbacks = keras.callbacks.CallbackList(
             task.made_callbacks(),

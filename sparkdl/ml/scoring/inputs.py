@@ -29,7 +29,7 @@ class InputColumn:
     tensor: Tensor
 
 
-def named(columns: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+def as_mapping(columns: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     """Map each column to the model's input or output that it feeds; empty if no name was given."""
     if isinstance(columns, str):
         return {columns: ""}

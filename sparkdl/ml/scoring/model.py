@@ -26,7 +26,7 @@ from sparkdl.ml.persistence import (
 )
 from sparkdl.ml.scoring.columns import OutputColumn, class_outputs, mapped_outputs
 from sparkdl.ml.scoring.describe import signature_of
-from sparkdl.ml.scoring.inputs import input_columns, named
+from sparkdl.ml.scoring.inputs import as_mapping, input_columns
 from sparkdl.ml.scoring.keras_objects import Objects, loaded, registered
 from sparkdl.ml.scoring.predict import SCORE_ROWS, scored
 from sparkdl.ml.scoring.source import (
@@ -215,7 +215,7 @@ class NetworkModel(FittedModel, params=COLUMNS):
                 f"the model has the inputs {', '.join(self.inputs)}: setInputMapping({{column: "
                 "input, …}) instead of features_col"
             )
-        return dict.fromkeys(named(self.getFeaturesCol()), self.inputs[0])
+        return dict.fromkeys(as_mapping(self.getFeaturesCol()), self.inputs[0])
 
     def _outputs(self) -> tuple[StructType, tuple[OutputColumn, ...]]:
         mapping, types = self.getOutputMapping(), self.getOutputTypes()

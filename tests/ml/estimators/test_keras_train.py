@@ -13,7 +13,7 @@ from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.keras_train import (
     Fitting,
     KerasTask,
-    Recipe,
+    ModelSpec,
     arranged,
     as_inputs,
     class_labels,
@@ -68,11 +68,11 @@ def test_custom_objects_travel_with_a_trained_model_and_the_optimizer_does_not()
         return (y - p) ** 2
 
     made, objects = own_parts(keras)
-    recipe = Recipe(saved(made), "sgd", squares, objects=objects)
-    recipe = cloudpickle.loads(cloudpickle.dumps(recipe))
-    model = recipe.model()
+    model_spec = ModelSpec(saved(made), "sgd", squares, objects=objects)
+    model_spec = cloudpickle.loads(cloudpickle.dumps(model_spec))
+    model = model_spec.model()
     model.optimizer.build(model.trainable_variables)
-    content = recipe.packed(model)
+    content = model_spec.packed(model)
     assert model.compiled
     found = loaded(content, objects)
     assert not found.compiled
@@ -92,8 +92,8 @@ def test_outputs_of_a_dict_keep_their_names_where_the_model_is_made_again() -> N
         (x,) = inner.inputs
         return keras.Model(x, {"z": inner(x), "a": keras.layers.Dense(2)(inner(x))})
 
-    recipe = Recipe(make, loss="mse", objects=objects)
-    predictor = keras_predictor(loaded(recipe.packed(recipe.model()), objects))
+    model_spec = ModelSpec(make, loss="mse", objects=objects)
+    predictor = keras_predictor(loaded(model_spec.packed(model_spec.model()), objects))
     found = predictor({"x": np.ones((1, 3), np.float32)})
     assert {name: values.shape for name, values in found.items()} == {"z": (1, 1), "a": (1, 2)}
     shapes = {tensor.name: tensor.shape for tensor in predictor.signature.outputs}
@@ -151,7 +151,9 @@ def test_labels_are_in_the_structure_of_the_outputs() -> None:
     def made(outputs: Any, columns: Columns) -> tuple[Any, Any]:
         model = keras.Model(x, outputs)
         model.compile("sgd", "mse")
-        task = KerasTask(recipe=Recipe(b""), columns=columns, batch_size=4, epochs=1, name="n")
+        task = KerasTask(
+            model_spec=ModelSpec(b""), columns=columns, batch_size=4, epochs=1, name="n"
+        )
         return arranged(model, Fitting.of(task, model)(rows))
 
     values, labels = made(parts, Columns({"f": "x", "g": "x"}, {"l": "z", "n": "a", "m": "a"}))

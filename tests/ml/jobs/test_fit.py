@@ -13,7 +13,7 @@ from pyspark.ml.linalg import DenseVector, SparseVector
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
 from sparkdl.ml.estimators.columns import Columns
-from sparkdl.ml.estimators.keras_train import KerasTask, Recipe
+from sparkdl.ml.estimators.keras_train import KerasTask, ModelSpec
 from sparkdl.ml.jobs.fit import explained
 from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster
 from sparkdl.ml.jobs.work import (
@@ -149,8 +149,10 @@ def test_random_layers_draw_by_the_seed() -> None:
     layers = [keras.layers.Dropout(0.5), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((5,)), *layers])
     model.compile("adam", "mse")
-    columns, recipe = Columns({"f": ""}, {"l": ""}), Recipe(saved(model))
-    asked = KerasTask(recipe=recipe, columns=columns, batch_size=8, epochs=1, name="n", seed=1)
+    columns, model_spec = Columns({"f": ""}, {"l": ""}), ModelSpec(saved(model))
+    asked = KerasTask(
+        model_spec=model_spec, columns=columns, batch_size=8, epochs=1, name="n", seed=1
+    )
     learner = KerasLearner(asked, None)
     state = KerasMaster(asked).state()
     rows = {"f": np.arange(40.0).reshape(8, 5), "l": np.ones(8)}
