@@ -33,10 +33,10 @@ Names: TypeAlias = "str | Sequence[str] | None"
 _FILE = "lightning.ckpt"
 
 
-class Adopted:
-    """Its instances have another library's base class as well: of each Lightning that is imported.
+class DualBase:
+    """Makes instances of both `lightning` and `pytorch_lightning` base classes, where imported.
 
-    `lightning` and `pytorch_lightning` have classes of their own, and check for them.
+    Both libraries check for their own classes.
     """
 
     _packages: tuple[str, ...]
@@ -66,7 +66,7 @@ def _there(packages: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-class Environment(Adopted):
+class Environment(DualBase):
     """A `ClusterEnvironment` for `Trainer(plugins=[…])` and `Fabric(plugins=[…])`.
 
     It is Lightning's for torchrun, except that each node of the cluster is one of Lightning's nodes
@@ -115,7 +115,7 @@ def _check(variable: str, value: int, counted: str) -> None:
         )
 
 
-class FeedDataModule(Adopted):
+class FeedDataModule(DualBase):
     """A `LightningDataModule` over feeds; each epoch of the trainer is one of the feed.
 
     Batches have the node's own rows, so Lightning adds no `DistributedSampler`. All nodes take the
@@ -222,7 +222,7 @@ class _NoSanityCheck:
         return iter(() if is_check else self.loader)
 
 
-class Checkpoint(Adopted):
+class Checkpoint(DualBase):
     """A callback that saves the trainer through `ctx.checkpoint`, with the rows used so far.
 
         checkpoint = sparkdl.lightning.Checkpoint(every_steps=500)

@@ -19,7 +19,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.namesakes import missing_name
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.datasets.hugging_face import LoadedRows
-from sparkdl.lightning import Adopted
+from sparkdl.lightning import DualBase
 from sparkdl.node.context import NodeContext, current
 
 __all__ = ["Checkpoint"]
@@ -32,7 +32,7 @@ __getattr__ = partial(missing_name, __name__)
 _log = logging.getLogger(__name__)
 
 
-class Checkpoint(Adopted):
+class Checkpoint(DualBase):
     """A callback that copies the Trainer's checkpoints to `ctx.checkpoint`, with the rows used.
 
         checkpoint = sparkdl.transformers.Checkpoint()

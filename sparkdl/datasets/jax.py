@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError
-from sparkdl.datasets.keras_epochs import let_epochs_differ
+from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
 from sparkdl.datasets.mesh import equal_share
 from sparkdl.datasets.tensorflow import Fed
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
@@ -240,7 +240,7 @@ def keras_data(batches: EpochBatches, x: Names | None, y: Names | None) -> Any:
         if rows.processes > 1:
             check_shared(batches.pad)
         batches = replace(batches, batch_size=rows.share_of(batches.batch_size))
-    let_epochs_differ()
+    patch_fit_for_feeds()
 
     def epoch() -> Iterator[Any]:
         for columns in batches:

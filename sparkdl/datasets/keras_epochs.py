@@ -39,7 +39,7 @@ FEEDS = "_sparkdl_feeds"
 """Method of a callback that takes the names of the feeds that `fit` trains on, as it begins."""
 
 
-def let_epochs_differ() -> None:
+def patch_fit_for_feeds() -> None:
     """Patch Keras 3, where imported, to follow its feeds. Idempotent."""
     if "tf_keras" in sys.modules:
         _warn_of("this is tf_keras, and sparkdl follows Keras 3 alone")

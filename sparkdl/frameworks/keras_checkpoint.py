@@ -18,7 +18,7 @@ import msgspec
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.files import scratch_folder
 from sparkdl.core.spec import DEFAULT_FEED
-from sparkdl.datasets.keras_epochs import FEEDS, let_epochs_differ
+from sparkdl.datasets.keras_epochs import FEEDS, patch_fit_for_feeds
 from sparkdl.frameworks.keras import spans_workers
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def callback_for(
             "alone: leave it out, or save in a callback of your own by ctx.checkpoint(step)"
         )
     base: Any = import_module("keras").callbacks.Callback
-    let_epochs_differ()
+    patch_fit_for_feeds()
     saver = _Saver(ctx, every_steps, every_epochs, also)
 
     class Checkpoint(base):  # type: ignore[misc]

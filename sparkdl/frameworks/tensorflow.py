@@ -72,9 +72,9 @@ class TensorFlow(Framework):
         if not member.role.is_trainer:
             return
         is_keras_3 = _uses_keras_3()
-        from sparkdl.datasets.keras_epochs import let_epochs_differ
+        from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
 
-        let_epochs_differ()
+        patch_fit_for_feeds()
         if len(world.trainers) > 1:
             from sparkdl.frameworks.keras import apply_shim, refuse_adapting
 

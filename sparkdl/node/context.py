@@ -213,11 +213,11 @@ class NodeContext(LegacyContext):
             only `x` without `y`; dicts of all columns without both. Dates are days, other times
             microseconds, int64.
         """
-        from sparkdl.datasets.keras_epochs import let_epochs_differ
+        from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
         from sparkdl.datasets.tensorflow import tf_dataset
 
         # Keras takes the first epoch's length for all, and the first after a restart is a rest.
-        let_epochs_differ()
+        patch_fit_for_feeds()
         columns = _wanted(x, y) or None
         order = (even, tail, shuffle, seed)
         batches = self.batches(batch_size, columns, feed, *order, pad, steps)
@@ -249,10 +249,10 @@ class NodeContext(LegacyContext):
             Elements `(x, y)`, with `tail="pad"` `(x, y, sample_weight)`; `x` alone without `y`;
             dicts of the columns without both. See `sparkdl.datasets.torch.torch_dataset`.
         """
-        from sparkdl.datasets.keras_epochs import let_epochs_differ
+        from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
         from sparkdl.datasets.torch import torch_dataset
 
-        let_epochs_differ()
+        patch_fit_for_feeds()
         shared = None
         if mesh is not None:
             from sparkdl.datasets.torch import SharedRows

@@ -160,7 +160,7 @@ def _columns(
         pool.shutdown(cancel_futures=True)
 
 
-def place() -> tuple[int, int]:
+def rank_and_size() -> tuple[int, int]:
     """Return rank and size of this process, by its node, or by variables of its launcher.
 
     The launcher may be Horovod, OpenMPI, MPICH or torchrun; without one they are (0, 1). A node

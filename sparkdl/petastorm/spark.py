@@ -24,7 +24,7 @@ import pyarrow.fs as pafs
 from sparkdl.core.errors import ConfigError, WriteError
 from sparkdl.core.files import absolute_url
 from sparkdl.driver.executors.sessions import active_session, default_fs
-from sparkdl.petastorm.reader import place, read_batches
+from sparkdl.petastorm.reader import rank_and_size, read_batches
 from sparkdl.storage.parquet.source import ParquetSource, list_files
 from sparkdl.storage.systems import locate, open_storage
 from sparkdl.values.columns import Columns
@@ -309,7 +309,7 @@ def _delete_at_exit(url: str) -> None:
 
 def _shard(cur_shard: int | None, shard_count: int | None) -> tuple[int, int]:
     if cur_shard is None and shard_count is None:
-        return place()
+        return rank_and_size()
     if cur_shard is None or shard_count is None or not 0 <= cur_shard < shard_count:
         raise ConfigError(
             f"cur_shard={cur_shard}, shard_count={shard_count}: give both or neither, and "

@@ -218,10 +218,10 @@ def model(strategy: Any = None) -> Any:
 
 
 def fit(model: Any, node: LocalNode, epochs: int) -> list[float]:
-    from sparkdl.datasets.keras_epochs import let_epochs_differ
+    from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
     from sparkdl.datasets.tensorflow import tf_dataset
 
-    let_epochs_differ()
+    patch_fit_for_feeds()
     data = tf_dataset(EpochBatches(node.reader(), 4, ("x", "y")), "x", "y")
     history = model.fit(data, epochs=epochs, verbose=0, shuffle=False).history
     return [float(seen) for seen in history["seen"]]
@@ -254,10 +254,10 @@ def test_fit_takes_as_many_steps_as_it_is_told_over_the_ends_of_epochs(
 ) -> None:
     import keras
 
-    from sparkdl.datasets.keras_epochs import let_epochs_differ
+    from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
     from sparkdl.datasets.tensorflow import tf_dataset
 
-    let_epochs_differ()
+    patch_fit_for_feeds()
     built = keras.Sequential([keras.layers.Dense(1)])  # built by a look at the first batch
     built.compile("sgd", "mse")
     ends: list[int] = []
@@ -286,9 +286,9 @@ def test_fit_takes_as_many_steps_as_it_is_told_over_the_ends_of_epochs(
 
 
 def test_keras_warns_of_a_feed_that_is_short_of_steps_and_of_no_epochs_end() -> None:
-    from sparkdl.datasets.keras_epochs import let_epochs_differ
+    from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
 
-    let_epochs_differ()
+    patch_fit_for_feeds()
     built = model()
     with Arrivals() as it:
         for epoch in range(3):

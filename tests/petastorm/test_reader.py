@@ -18,7 +18,7 @@ import pytest
 import sparkdl
 from sparkdl.core.errors import ConfigError, RemovedModuleError
 from sparkdl.petastorm import TransformSpec
-from sparkdl.petastorm.reader import place
+from sparkdl.petastorm.reader import rank_and_size
 from sparkdl.petastorm.spark import SparkDatasetConverter
 
 
@@ -130,7 +130,7 @@ def test_shard_is_the_rank_that_the_launcher_gave(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert place() == found
+    assert rank_and_size() == found
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import cloudpickle
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
-from sparkdl.datasets.keras_epochs import let_epochs_differ
+from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
 from sparkdl.frameworks.keras_checkpoint import callback_for
 from sparkdl.ml.estimators.columns import (
     VALIDATION,
@@ -183,7 +183,7 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
 
     from sparkdl.datasets.tensorflow import tf_dataset
 
-    let_epochs_differ()
+    patch_fit_for_feeds()
     rows = ctx.batches(
         task.batch_size,
         list(task.columns.names),

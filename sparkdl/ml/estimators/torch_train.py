@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
-from sparkdl.lightning import TRAINERS, Adopted, Checkpoint, Environment, FeedDataModule
+from sparkdl.lightning import TRAINERS, Checkpoint, DualBase, Environment, FeedDataModule
 from sparkdl.ml.estimators.columns import (
     VALIDATION,
     Columns,
@@ -344,7 +344,7 @@ def labels_of(batch: Mapping[str, Any], columns: Columns, output: Any = None) ->
     return {n: each[0] if len(each) == 1 else stacked(each) for n, each in by_output.items()}
 
 
-class Steps(Adopted):
+class Steps(DualBase):
     """The `LightningModule` that a module is trained in.
 
     Attributes:

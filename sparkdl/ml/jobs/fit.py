@@ -75,12 +75,8 @@ def fit_keras(
 ) -> tuple[bytes, Signature, TrainingSummary]:
     """Train; return the model as a `.keras` file, its signature, and a summary of the training."""
     rows, validation = training.rows(dataset)
-    with (
-        Jobs(dataset.sparkSession, plan) as jobs,
-        jobs.sent(
-            task.model_spec.made if isinstance(task.model_spec.made, bytes) else None
-        ) as content,
-    ):
+    made = task.model_spec.made if isinstance(task.model_spec.made, bytes) else None
+    with Jobs(dataset.sparkSession, plan) as jobs, jobs.sent(made) as content:
         small = task
         if content.value is not None:
             # As a broadcast: within the task it would travel again in every iteration.
