@@ -58,7 +58,7 @@ class Listener(Protocol):
     def start_failed(self, message: StartFailed) -> None:
         """A node cannot start: its task has said so, and goes."""
 
-    def said(self, agent_id: str, message: FromAgent) -> None:
+    def received(self, agent_id: str, message: FromAgent) -> None:
         """An agent that joined has sent a message."""
 
     def left(self, agent_id: str, reason: str) -> None:
@@ -194,7 +194,7 @@ class CoordinatorServer:
         reason, is_silent = "its connection closed", False
         try:
             async for data in connection:
-                self._listener.said(hello.agent_id, decode_from_agent(data))
+                self._listener.received(hello.agent_id, decode_from_agent(data))
         except ConnectionClosed as closed:
             is_silent = is_host_silent(closed)
             reason = self._why(closed, hello.host)

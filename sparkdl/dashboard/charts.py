@@ -201,13 +201,13 @@ class Chart:
     def update(self, history: History) -> None:
         columns = history.samples.series.columns
         self.root.visible = any(name in columns for name in self.lines)
-        said = []
+        parts = []
         for color, (name, label) in zip(_COLORS, self.lines.items(), strict=False):
             now = [_last(columns.get(f"{which}{name}", ())) for which in ("", "least ", "most ")]
             spread = f" <i>({now[1]} to {now[2]})</i>" if now[1] else ""
             chip = f'<span style="color:{color}">&#9632;</span>'
-            said.append(f"{chip} {escape(label)} <b>{now[0]}{self._unit}</b>{spread}")
-        show_text(self._head, f"<h2>{escape(self._title)}</h2> {' &ensp; '.join(said)}")
+            parts.append(f"{chip} {escape(label)} <b>{now[0]}{self._unit}</b>{spread}")
+        show_text(self._head, f"<h2>{escape(self._title)}</h2> {' &ensp; '.join(parts)}")
 
 
 class Stream:

@@ -236,8 +236,8 @@ class Nodes(Page):
         show_data(self._source, data)
         self._table.view.tags = [history.now_s]  # Bokeh's table looks again when its view changes
         counts = Counter(_word(row) for row in rows)
-        said = ", ".join(f"{count:,} {escape(word)}" for word, count in sorted(counts.items()))
-        show_text(self._counts, f"<p>{said}</p>")
+        text = ", ".join(f"{count:,} {escape(word)}" for word, count in sorted(counts.items()))
+        show_text(self._counts, f"<p>{text}</p>")
 
 
 PAGES: tuple[type[Page], ...] = (Overview, Nodes)

@@ -98,13 +98,13 @@ def look_around(looks: list[list[str]], limit_s: float) -> dict[str, Any]:
         return found
     with ThreadPoolExecutor(len(looks)) as pool:
         answers = list(pool.map(partial(_answer, limit_s), looks))
-    for (topic, *rest), (said, problem) in zip(looks, answers, strict=True):
+    for (topic, *rest), (reply, problem) in zip(looks, answers, strict=True):
         if topic == "machine":
-            found.update({"machine_error": problem} if said is None else {"machine": said})
+            found.update({"machine_error": problem} if reply is None else {"machine": reply})
         elif topic == "storage":
-            found["storage"][rest[0]] = problem if said is None else said["error"]
-        elif said != {}:  # not installed, and not requested
-            found["imports"][rest[0]] = {"error": problem} if said is None else said
+            found["storage"][rest[0]] = problem if reply is None else reply["error"]
+        elif reply != {}:  # not installed, and not requested
+            found["imports"][rest[0]] = {"error": problem} if reply is None else reply
     return found
 
 

@@ -212,7 +212,7 @@ class Controller:
         problem = Problem(message.kind, message.text).at_driver()
         self._handle(states.LaunchBroke(problem))
 
-    def said(self, agent_id: str, message: msg.FromAgent) -> None:  # noqa: C901, PLR0912 (one case a message)
+    def received(self, agent_id: str, message: msg.FromAgent) -> None:  # noqa: C901, PLR0912 (one case a message)
         node_id = self._node_of(agent_id)
         match message:
             case msg.ChildReady():

@@ -111,8 +111,8 @@ class TensorBoard:
             self._lines.append(data)
 
     def _story(self, what: str) -> str:
-        said = b"".join(self._lines).decode(errors="replace").strip()
-        tail = "".join(f"\n  | {line}" for line in said.splitlines()) or " (nothing)"
+        output = b"".join(self._lines).decode(errors="replace").strip()
+        tail = "".join(f"\n  | {line}" for line in output.splitlines()) or " (nothing)"
         return (
             f"TensorBoard for {self._log_dir!r} does not answer on {self._host}: {what}. Set "
             "TENSORBOARD_PORT to a free port on the executors, or leave tensorboard out. Its last "

@@ -53,8 +53,8 @@ class Heard:
     def start_failed(self, message: StartFailed) -> None:
         self.queue.put_nowait(("start failed", message))
 
-    def said(self, agent_id: str, message: FromAgent) -> None:
-        self.queue.put_nowait(("said", agent_id, message))
+    def received(self, agent_id: str, message: FromAgent) -> None:
+        self.queue.put_nowait(("received", agent_id, message))
 
     def cause(self) -> str | None:
         return self.failure

@@ -24,7 +24,7 @@ async def test_client_and_server_understand_each_other() -> None:
             client.send(ChildReady(0, port))
         assert await here.heard.next() == ("joined", "a")
         for port in range(100):
-            assert await here.heard.next() == ("said", "a", ChildReady(0, port))
+            assert await here.heard.next() == ("received", "a", ChildReady(0, port))
         for message in (NewRound(1), FeedEnd(("x",)), Stop(2.0)):
             here.server.send("a", message)
         inbox = client.messages()
@@ -41,7 +41,7 @@ async def test_what_was_queued_before_close_arrives() -> None:
         client.send(ChildReady(3, 4))
         await client.close()
         assert await here.heard.next() == ("joined", "a")
-        assert await here.heard.next() == ("said", "a", ChildReady(3, 4))
+        assert await here.heard.next() == ("received", "a", ChildReady(3, 4))
         assert (await here.heard.next())[:2] == ("left", "a")
 
 

@@ -43,7 +43,7 @@ Stalled = Callable[[Room], AbstractAsyncContextManager[Peer]]
 async def check_works(here: Room) -> None:
     async with here.agent("good") as good:
         await good.send(msg.encode(msg.ChildReady(0, 8080)))
-        assert await here.heard.next() == ("said", "good", msg.ChildReady(0, 8080))
+        assert await here.heard.next() == ("received", "good", msg.ChildReady(0, 8080))
         here.server.send("good", msg.NewRound(1))
         assert await receive(good) == msg.NewRound(1)
     assert await here.heard.next() == ("left", "good", "its connection closed")
@@ -119,7 +119,7 @@ async def test_a_second_agent_of_the_same_name_is_refused_and_the_first_stays() 
         here.server.send("twin", msg.NewRound(7))
         assert await receive(first) == msg.NewRound(7)
         await first.send(msg.encode(msg.ChildReady(7, 1)))
-        assert await here.heard.next() == ("said", "twin", msg.ChildReady(7, 1))
+        assert await here.heard.next() == ("received", "twin", msg.ChildReady(7, 1))
 
 
 # Peers that stall.
@@ -195,7 +195,7 @@ async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_s
         assert (kind, agent_id) == ("left", "bad")
         assert re.match(reason, why)
         await good.send(msg.encode(msg.ChildReady(0, 1)))
-        assert await here.heard.next() == ("said", "good", msg.ChildReady(0, 1))
+        assert await here.heard.next() == ("received", "good", msg.ChildReady(0, 1))
         here.server.send("good", msg.Stop(1.0))
         assert await receive(good) == msg.Stop(1.0)
 
@@ -221,7 +221,7 @@ async def test_a_frame_that_breaks_the_rules_breaks_only_its_own_connection(
         assert (kind, agent_id) == ("left", "bad")
         assert re.match(f"its connection broke: .*{why}", reason)
         await good.send(msg.encode(msg.ChildReady(0, 1)))
-        assert await here.heard.next() == ("said", "good", msg.ChildReady(0, 1))
+        assert await here.heard.next() == ("received", "good", msg.ChildReady(0, 1))
 
 
 @on_loop

@@ -102,7 +102,7 @@ async def test_client_and_server_understand_each_other_over_tls(ours: Tls) -> No
         client.send(hello("a"))
         client.send(ChildReady(0, 1))
         assert await here.heard.next() == ("joined", "a")
-        assert await here.heard.next() == ("said", "a", ChildReady(0, 1))
+        assert await here.heard.next() == ("received", "a", ChildReady(0, 1))
         here.server.send("a", NewRound(1))
         assert await asyncio.wait_for(anext(client.messages()), SOON_S) == NewRound(1)
         await client.close()

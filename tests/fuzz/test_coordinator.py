@@ -73,12 +73,12 @@ async def check_works(here: Room) -> int:
         if kind == "joined":
             assert who not in joined
             joined.add(who)
-        elif kind in ("said", "left"):
+        elif kind in ("received", "left"):
             assert who in joined
             joined -= {who} if kind == "left" else set()
     async with here.agent("good") as good:
         await good.send(encode(ChildReady(0, 1)))
-        assert await here.heard.next() == ("said", "good", ChildReady(0, 1))
+        assert await here.heard.next() == ("received", "good", ChildReady(0, 1))
     return heard
 
 

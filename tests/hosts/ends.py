@@ -44,8 +44,8 @@ class Listener:
     def start_failed(self, message: StartFailed) -> None:
         tell("refused", problem=message.text)
 
-    def said(self, agent_id: str, message: FromAgent) -> None:
-        tell("said")
+    def received(self, agent_id: str, message: FromAgent) -> None:
+        tell("received")
 
     def left(self, agent_id: str, reason: str) -> None:
         self.agents.discard(agent_id)

@@ -148,8 +148,8 @@ class StallWarning:
         if found != self._found:
             self._found, self._due = found, Deadline.after(STALL_S)
         elif found and self._due.has_passed:
-            said = ("Cluster %s: %s", self._controller.spec.cluster_id, found)
-            self._controller.soon(_log.warning, *said)
+            warning = ("Cluster %s: %s", self._controller.spec.cluster_id, found)
+            self._controller.soon(_log.warning, *warning)
             self._due = Deadline.after(None)
 
     def _find(self, view: ClusterView) -> str:

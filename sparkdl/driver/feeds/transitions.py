@@ -97,9 +97,9 @@ def step(state: State, event: Event, now_s: float) -> Step[State]:
 
 def _look(state: State, now_s: float) -> Step[State]:
     if not isinstance(state, Idle):
-        after, said = note_news(state, now_s)
+        after, actions = note_progress(state, now_s)
         if after is not state:
-            return after, said
+            return after, actions
     return LOOKS[type(state)](state, now_s)
 
 
@@ -127,11 +127,11 @@ def _look_idle(state: Idle, now_s: float) -> Step[Idle | Opening | Delivering]:
         try:
             return _then(actions, _begin(feed, nodes.world, call, now_s))
         except SparkdlError as error:
-            feed, said = _broke(feed, call, error)
-            return Idle(feed), [*actions, *said]
+            feed, more = _fail_call(feed, call, error)
+            return Idle(feed), [*actions, *more]
     if feed.requests:
-        feed, said = _serve(feed)
-        return Idle(feed), [*actions, *said]
+        feed, more = _serve(feed)
+        return Idle(feed), [*actions, *more]
     return _idle(state, feed, generation), actions
 
 
@@ -237,11 +237,11 @@ def _share_out(feed: Feed, run: Run, source: ParquetSource) -> Step[Delivering]:
     # Without a node the call is unwanted, as the next look finds.
     counts, done = feed.nodes.active(run.node_ids), spec.done.get(0, ())
     shares = source.shares(len(counts), done=done) if counts else ()
-    said: list[Action] = []
+    actions: list[Action] = []
     for node_id, share in zip(counts, shares, strict=True):
         order = ReadShare(spec.feed, spec.epoch, share, spec.run, spec.keep)
-        said.append(Send(order, frozenset({node_id}), spec.generation))
-    return Delivering(feed, run, run.quiet_s, num_rows={0: source.num_rows}), said
+        actions.append(Send(order, frozenset({node_id}), spec.generation))
+    return Delivering(feed, run, run.quiet_s, num_rows={0: source.num_rows}), actions
 
 
 def _look_delivering(state: Delivering, now_s: float) -> Step[Delivering | Cutting | CuttingShort]:
@@ -286,7 +286,7 @@ def _unread(run: Run, node_id: int, count: FeedCount) -> int:
 
 
 def _assigning(spec: FeedSpec, assigned: Assigned) -> list[Action]:
-    said: list[Action] = []
+    actions: list[Action] = []
     uris = {target.node_id: target.uri for target in spec.targets}
     for node_id, ranges in assigned.items():
         others = {each.holder for each in ranges} - {node_id}
@@ -295,8 +295,8 @@ def _assigning(spec: FeedSpec, assigned: Assigned) -> list[Action]:
             uris={holder: uris[holder] for holder in sorted(others)},
             keep=spec.keep,
         )
-        said.append(Send(message, frozenset({node_id}), spec.generation))
-    return said
+        actions.append(Send(message, frozenset({node_id}), spec.generation))
+    return actions
 
 
 def _free(
@@ -357,13 +357,13 @@ def _look_cutting(
         return _cut_short(feed, run, error, now_s)
     if any(count.cut.epoch < run.epoch for count in cut.values()):
         return _cut_short(feed, run, None, now_s) if run.is_unwanted else _watch(state, now_s)
-    now, said = run.now, list[Action]()
+    now, actions = run.now, list[Action]()
     has_rows = any(run.table.assigned.values()) or any(count.cut.rows for count in cut.values())
     if now.done and not has_rows:
         run = replace(run, epoch=run.epoch + 1)
         if run.epoch <= run.last:  # it is fully covered: no node sees it
-            said.append(_to_nodes(run, _beginning(run)))
-        return _then(said, _go_on(feed, run, now_s))
+            actions.append(_to_nodes(run, _beginning(run)))
+        return _then(actions, _go_on(feed, run, now_s))
     rows = {node_id: count.cut.rows for node_id, count in cut.items()}
     is_whole = all(count.cut.is_whole for count in cut.values())
     stop = run.epoch + (_whole_epochs(run) if is_whole else 0)
@@ -372,7 +372,7 @@ def _look_cutting(
     is_rest = bool(now.done)
     waits = is_rest and not all(rows.values())
     for epoch in range(run.epoch, stop + 1):
-        said.append(_mark(run, epoch, rows, again=epoch < stop, goes_on=waits))
+        actions.append(_mark(run, epoch, rows, again=epoch < stop, goes_on=waits))
     epochs = stop + 1 - run.epoch
     # A node that has left reports no count, so count the rows received by it.
     had = {n: _received(feed, run, n) for n in run.table.assigned if n not in rows}
@@ -384,7 +384,7 @@ def _look_cutting(
         rows_due=added(run.rows_due, had, {n: count * epochs for n, count in rows.items()}),
         carried=rows if is_rest else {},
     )
-    return _then(said, _go_on(feed, run, now_s))
+    return _then(actions, _go_on(feed, run, now_s))
 
 
 def _received(feed: Feed, run: Run, node_id: int) -> int:
@@ -440,9 +440,9 @@ def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> S
     refused = run.refused + run.table.rows_waiting  # rows in spools stay unread
     cut = _to_nodes(run, FeedCut(feed.name, run.epoch, is_short=True))
     left, of = run.table.withdraw(), run.spec
-    said = [_free(n, of.feed, run.epoch, ranges, of.generation) for n, ranges in left.items()]
+    actions = [_free(n, of.feed, run.epoch, ranges, of.generation) for n, ranges in left.items()]
     run = replace(run, refused=refused)
-    return CuttingShort(feed, run, now_s + feed.answer_s, error), [*said, cut]
+    return CuttingShort(feed, run, now_s + feed.answer_s, error), [*actions, cut]
 
 
 def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort | Idle]:
@@ -462,30 +462,30 @@ def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort 
 
 
 def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
-    said: list[Action]
+    actions: list[Action]
     if error is not None:
-        feed, said = _broke(feed, run.call, error)
-        return Idle(feed), said
+        feed, actions = _fail_call(feed, run.call, error)
+        return Idle(feed), actions
     result, warning = report(feed, run)
-    said = [Warn(warning)] if warning else []
+    actions = [Warn(warning)] if warning else []
     feed.history.mark_fed(run.call, run.is_unwanted)
     head = feed.requests[0] if feed.requests else None
     # Otherwise the rows were fed again after a restart, and no call waits for them.
     if head is not None and head.call is run.call:
-        said.append(Answer(head.ticket, result))
+        actions.append(Answer(head.ticket, result))
         feed = replace(feed, requests=feed.requests[1:])
     elif result.rows_unused and not run.is_unwanted:
-        said.append(
+        actions.append(
             Warn(
                 f"Feed {feed.name!r}: {result.rows_unused} rows of an earlier call, which were fed "
                 "again after a restart, have not been used yet; they come first in the next "
                 "epoch, if there is one"
             )
         )
-    return Idle(feed), said
+    return Idle(feed), actions
 
 
-def _broke(feed: Feed, call: Call, error: Exception) -> tuple[Feed, list[Action]]:
+def _fail_call(feed: Feed, call: Call, error: Exception) -> tuple[Feed, list[Action]]:
     """Give up a call, and answer the request for it, or for one behind it, with the error."""
     feed.history.mark_failed(call)
     head = feed.requests[0] if feed.requests else None
@@ -513,7 +513,7 @@ def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
     return state, []
 
 
-def note_news(state: R, now_s: float) -> Step[R | Idle]:
+def note_progress(state: R, now_s: float) -> Step[R | Idle]:
     """React to the nodes' new state and counts, in any state of the feed.
 
     Nodes are sent the number of rows that all of them have. A call that no node wants any more is
@@ -567,7 +567,7 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
         run = state.run
         generation, epoch = run.spec.generation, run.epoch
         table = run.table if isinstance(state, Opening | Delivering) else None
-    said: list[Action] = []
+    actions: list[Action] = []
     for node_id, spooled in event.reports:
         if spooled.generation != generation:  # a late report
             continue
@@ -576,8 +576,8 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
             ranges = table.add(node_id, ranges, spooled.room_nbytes, now_s, spooled.is_full)
         # Without a table of their epoch, no node reads these rows.
         if ranges := tuple(ranges):
-            said.append(_free(node_id, spooled.feed, spooled.epoch, ranges, generation))
-    return state, said
+            actions.append(_free(node_id, spooled.feed, spooled.epoch, ranges, generation))
+    return state, actions
 
 
 def _requested(state: S, event: Requested, now_s: float) -> Step[S]:

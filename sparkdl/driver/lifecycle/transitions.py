@@ -381,13 +381,13 @@ def _decide(
     if isinstance(decision, Retry):
         history = replace(history, port_retries=history.port_retries + 1)
         deadline_s = now_s + settings.start_timeout_s
-        said: Action = Report(decision.reason)
+        notice: Action = Report(decision.reason)
         failures = ()
     else:
         restarts_s = (*history.restarts_s, now_s)
         history = replace(history, restarts_s=restarts_s, cause=cause)
         deadline_s = now_s + settings.recovery.wait_s
-        said = Warn(decision.reason)
+        notice = Warn(decision.reason)
     gathering = Gathering(
         replace(registry, history=history),
         generation + 1,
@@ -397,7 +397,7 @@ def _decide(
         world,
     )
     rounds = _to_all(registry, NewRound(generation + 1), True)  # a standby may become a node
-    return gathering, [said, *rounds, *_relaunch(gathering)]
+    return gathering, [notice, *rounds, *_relaunch(gathering)]
 
 
 def _ending_joined(state: S, event: AgentJoined, now_s: float) -> Step[S]:

@@ -42,7 +42,7 @@ def raised_in_task(error: Exception) -> str:
     Spark sends no exception from a task, only text: the traceback, and the JVM's around it.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith(("at ", "py4j"))]
-    in_python = [line for line in said if "Error: " in line]
-    in_jvm = [line.removeprefix(": ") for line in said if "Exception: " in line]
+    messages = [line for line in lines if not line.startswith(("at ", "py4j"))]
+    in_python = [line for line in messages if "Error: " in line]
+    in_jvm = [line.removeprefix(": ") for line in messages if "Exception: " in line]
     return (in_python or in_jvm or lines or [type(error).__name__])[0]
