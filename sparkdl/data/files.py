@@ -99,7 +99,7 @@ def write_tfrecords(
     columns = columns_of(arrow_schema(frame.schema))
     to = Destination.at(path, dict(storage_options or {}))
     to.begin()
-    numbered = frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))  # no dots
+    numbered = frame.toDF(*(f"c{index}" for index in range(len(frame.columns))))  # no dots
     try:
         with named_jobs(frame.sparkSession, "sparkdl", "write TFRecords"):
             rows = numbered.mapInArrow(_Write(to, columns), "name string").collect()

@@ -361,8 +361,8 @@ def _is_coordinated(roles: Roles, framework: str) -> bool:
 
 def hand_on(on_log: Callable[[LogLine], None], event: Logged) -> None:
     """Call `on_log` with each line that a node has printed."""
-    for place, line in enumerate(event.printed.lines):
-        on_log(LogLine(event.node, line, place in event.printed.errors))
+    for index, line in enumerate(event.printed.lines):
+        on_log(LogLine(event.node, line, index in event.printed.errors))
 
 
 def _print_line(line: LogLine) -> None:

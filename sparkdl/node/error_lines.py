@@ -45,7 +45,7 @@ def mark_error_lines() -> None:
 
 
 def marked_in(lines: Sequence[str]) -> tuple[int, ...]:
-    return tuple(place for place, line in enumerate(lines) if line.startswith(MARK))
+    return tuple(index for index, line in enumerate(lines) if line.startswith(MARK))
 
 
 def unmarked(line: str) -> str:

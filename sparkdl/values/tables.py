@@ -89,7 +89,7 @@ def _opened(data: Any) -> Any:
 def _from_pandas(frame: Any) -> pa.Table:
     names = list(map(str, frame.columns))
     # By place: pandas allows several columns of one name.
-    columns = [_column(name, frame.iloc[:, place]) for place, name in enumerate(names)]
+    columns = [_column(name, frame.iloc[:, index]) for index, name in enumerate(names)]
     return pa.Table.from_arrays(columns, names)
 
 

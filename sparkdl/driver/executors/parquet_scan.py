@@ -107,9 +107,9 @@ def _scan(
     while _kind_of(plan) != "LogicalRelation":
         if _kind_of(plan) == "Project":
             projects, trees = plan.projectList(), _trees(frame, plan.projectList())
-            places = {_number_of(tree): place for place, tree in enumerate(trees)}
+            order = {_number_of(tree): index for index, tree in enumerate(trees)}
             origins = [
-                _behind(origin, projects.apply(places[origin.number]), trees[places[origin.number]])
+                _behind(origin, projects.apply(order[origin.number]), trees[order[origin.number]])
                 for origin in origins
             ]
         plan = _below(plan, _TRANSPARENT)

@@ -34,7 +34,7 @@ def scored(frame: DataFrame, spec: FeedSpec, schema: str | StructType | None) ->
     results = result_schema(schema)
     check_names(columns, results.names, is_exact=tells_cases(frame))
     task = InferColumns(spec, columns, arrow_schema(results))
-    return by_place(frame).mapInArrow(task, StructType([*frame.schema.fields, *results.fields]))
+    return by_position(frame).mapInArrow(task, StructType([*frame.schema.fields, *results.fields]))
 
 
 def tells_cases(frame: DataFrame) -> bool:
@@ -113,9 +113,9 @@ def result_schema(schema: str | StructType | DataType) -> StructType:
     return found
 
 
-def by_place(frame: DataFrame) -> DataFrame:
+def by_position(frame: DataFrame) -> DataFrame:
     """Rename the columns: mapInArrow finds none with a dot in its name, and no two of one name."""
-    return frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
+    return frame.toDF(*(f"c{index}" for index in range(len(frame.columns))))
 
 
 def addressed(frame: DataFrame) -> tuple[DataFrame, list[str]]:
@@ -127,7 +127,7 @@ def addressed(frame: DataFrame) -> tuple[DataFrame, list[str]]:
     is_safe = len({name.lower() for name in names}) == len(names)
     if is_safe and all(re.fullmatch(r"\w+", name) for name in names):
         return frame, names
-    return by_place(frame), [f"c{place}" for place in range(len(names))]
+    return by_position(frame), [f"c{index}" for index in range(len(names))]
 
 
 def arrow_schema(schema: StructType, zone: str = "UTC") -> pa.Schema:

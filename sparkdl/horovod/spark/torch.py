@@ -166,10 +166,10 @@ class OptimizerMaker:
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> OptimizerMaker:
         params = list(model.parameters())
-        places = {id(param): place for place, param in enumerate(params)}
+        indices = {id(param): index for index, param in enumerate(params)}
         own = [group["params"] for group in optimizer.param_groups]
-        if all(id(param) in places for group in own for param in group):
-            groups = [[places[id(param)] for param in group] for group in own]
+        if all(id(param) in indices for group in own for param in group):
+            groups = [[indices[id(param)] for param in group] for group in own]
         elif len(own) == 1 and [p.shape for p in own[0]] == [p.shape for p in params]:
             groups = [list(range(len(params)))]  # made of a copy of the model
         else:
@@ -243,11 +243,11 @@ class Losses:
 @dataclass(frozen=True)
 class LabelMetric:
     function: Callable[..., Any]
-    place: int
+    index: int
     names: Sequence[str]
 
     def __call__(self, output: Any, label: Any) -> Any:
-        return self.function(*matched(output, label, self.names)[self.place])
+        return self.function(*matched(output, label, self.names)[self.index])
 
 
 def metrics_by_name(metrics: Sequence[Any], names: Sequence[str]) -> dict[str, LabelMetric]:
@@ -258,8 +258,8 @@ def metrics_by_name(metrics: Sequence[Any], names: Sequence[str]) -> dict[str, L
     """
     found = {}
     for number, group in enumerate(metrics):
-        for place, function in enumerate(for_each(group, len(names))):
-            found[f"group_{number}_{names[place]}"] = LabelMetric(function, place, names)
+        for index, function in enumerate(for_each(group, len(names))):
+            found[f"group_{number}_{names[index]}"] = LabelMetric(function, index, names)
     return found
 
 

@@ -50,8 +50,8 @@ class Reduction:
             results = [tf.convert_to_tensor(g) if is_sparse(g) else g for g in results]
         shared = [i for i, gradient in enumerate(results) if gradient is not None]
         with tf.name_scope("horovod"):
-            for places in plan([Slot(nbytes_of(results[i])) for i in shared]):
-                bucket = [shared[place] for place in places]
+            for indices in plan([Slot(nbytes_of(results[i])) for i in shared]):
+                bucket = [shared[index] for index in indices]
                 reduced = grouped_allreduce(
                     [results[i] for i in bucket],
                     compression=self.compression,

@@ -51,23 +51,23 @@ class Bucket:
         rows = zip(flat.split(self._sizes), self.params, strict=True)
         return [row.view(param.shape) for row, param in rows]
 
-    def fill(self, place: int, grad: torch.Tensor | None) -> None:
+    def fill(self, index: int, grad: torch.Tensor | None) -> None:
         if grad is None:
-            self._rows[place].zero_()
+            self._rows[index].zero_()
         elif grad.is_sparse:
-            self._sparse.add(place)  # also of later steps without a gradient
-            self._rows[place].copy_(grad.to_dense())
+            self._sparse.add(index)  # also of later steps without a gradient
+            self._rows[index].copy_(grad.to_dense())
         else:
-            self._rows[place].copy_(grad)
+            self._rows[index].copy_(grad)
         self.waits_for -= 1
 
     def spread(self, reduced: torch.Tensor) -> None:
         import torch
 
         grads, results = [], []
-        for place, result in enumerate(self._shaped(reduced)):
-            param = self.params[place]
-            if place in self._sparse:
+        for index, result in enumerate(self._shaped(reduced)):
+            param = self.params[index]
+            if index in self._sparse:
                 param.grad = result.to_sparse(1)
             elif param.grad is None:
                 # A copy, because the bucket is filled again in the next step.
@@ -99,7 +99,7 @@ class Reducer:
         self._how, self._compression = how, compression
         self._check_same()
         self._buckets: list[Bucket] = []
-        self._places: dict[int, tuple[int, int]] = {}
+        self._bucket_of: dict[int, tuple[int, int]] = {}
         self._passes = passes
         self.is_replaced = False
         self._futures: list[Future[Any]] = []
@@ -183,17 +183,17 @@ class Reducer:
             return
         planned = plan([slot_of(param) for param in self._params])
         self._buckets = [Bucket([self._params[number] for number in bucket]) for bucket in planned]
-        self._places = {
-            number: (which, place)
+        self._bucket_of = {
+            number: (which, index)
             for which, bucket in enumerate(planned)
-            for place, number in enumerate(bucket)
+            for index, number in enumerate(bucket)
         }
 
     def _fill(self, number: int) -> None:
         """Put a gradient into its bucket; start buckets that are complete, in their order."""
         self._plan()
-        which, place = self._places[number]
-        self._buckets[which].fill(place, self._params[number].grad)
+        which, index = self._bucket_of[number]
+        self._buckets[which].fill(index, self._params[number].grad)
         self._filled.add(number)
         # In order: all members must reduce the same bucket, whatever was ready first.
         while self._next < len(self._buckets) and not self._buckets[self._next].waits_for:

@@ -400,9 +400,9 @@ def _is_softmax(tensor: Any) -> bool:
     """Whether the layer that makes a tensor ends in a softmax over the last axis."""
     import keras
 
-    layer, _, place = getattr(tensor, "_keras_history", (None, 0, 0))
+    layer, _, index = getattr(tensor, "_keras_history", (None, 0, 0))
     if outputs := getattr(layer, "outputs", None):  # a model within the model
-        return _is_softmax(outputs[place])
+        return _is_softmax(outputs[index])
     if isinstance(layer, keras.layers.Softmax):
         return bool(layer.axis in (-1, len(tensor.shape) - 1))
     return getattr(layer, "activation", None) is keras.activations.softmax

@@ -421,8 +421,8 @@ class Steps(DualBase):
         loss = self.loss.of(output, label, weight)
         found: dict[str, Any] = {"loss": loss.detach().double()}
         with torch.no_grad():
-            for place, (name, metric) in enumerate(self.metrics.items()):
-                if (key := f"{prefix}{place}") in self.kept:
+            for index, (name, metric) in enumerate(self.metrics.items()):
+                if (key := f"{prefix}{index}") in self.kept:
                     found[name] = self.kept[key]
                     if rows:
                         found[name].update(output, target_of(self.loss, label))

@@ -57,9 +57,9 @@ class KerasLearner:
         self, batch: dict[str, Array], seed: int
     ) -> tuple[Sequence[Array], tuple[Array, ...]]:
         """Return the gradients with the weights that are not trained, and the metrics' states."""
-        for place, variable in enumerate(self._seeds):
+        for index, variable in enumerate(self._seeds):
             # Half the range, so that the numbers fit into signed types, too.
-            state = np.random.SeedSequence([seed, place]).generate_state(2) >> 1
+            state = np.random.SeedSequence([seed, index]).generate_state(2) >> 1
             variable.assign(state.astype(str(variable.dtype)))
         self._model.reset_metrics()
         self._model.train_on_batch(*batch_of(self._task, self._model, batch))
@@ -103,8 +103,8 @@ def _keeper(name: str) -> Any:
                 self.gradients = self.add_optimizer_variables(variables, "gradient")
 
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-            place = self._get_variable_index(variable)
-            self.assign(self.gradients[place], keras.ops.convert_to_tensor(gradient))
+            index = self._get_variable_index(variable)
+            self.assign(self.gradients[index], keras.ops.convert_to_tensor(gradient))
 
     return Keeper(learning_rate=0.0, name=name)
 

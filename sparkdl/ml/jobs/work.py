@@ -85,23 +85,23 @@ class Rows:
         if start == stop:
             return {}
         # Ascending, as the mapped file has them: a gradient does not depend on their order.
-        places = (
-            np.arange(start, stop) if order is None else np.sort(self._places(order)[start:stop])
+        indices = (
+            np.arange(start, stop) if order is None else np.sort(self._positions(order)[start:stop])
         )
-        cuts = np.searchsorted(places, self._starts)
+        cuts = np.searchsorted(indices, self._starts)
         parts = [
-            batch.take(pa.array(places[first:last] - number))
+            batch.take(pa.array(indices[first:last] - number))
             for batch, number, first, last in zip(
                 self._batches, self._starts, cuts, cuts[1:], strict=False
             )
             if first < last
         ]
         return {
-            name: values_of(name, pa.concat_arrays([part.column(place) for part in parts]))
-            for place, name in enumerate(columns)
+            name: values_of(name, pa.concat_arrays([part.column(index) for part in parts]))
+            for index, name in enumerate(columns)
         }
 
-    def _places(self, order: tuple[int, int]) -> Array:
+    def _positions(self, order: tuple[int, int]) -> Array:
         if self._order is None or self._order[0] != order:
             self._order = (order, np.random.default_rng(order).permutation(self._starts[-1]))
         return self._order[1]
@@ -139,19 +139,19 @@ def store(
         with ExitStack() as stack:
             for batch in batches:
                 # By place: Spark does not find a name with a dot in it.
-                for place, name in enumerate(columns):
+                for index, name in enumerate(columns):
                     for start in range(0, batch.num_rows, _CHECKED_ROWS):
-                        values = values_of(name, batch.column(place)[start : start + _CHECKED_ROWS])
+                        values = values_of(name, batch.column(index)[start : start + _CHECKED_ROWS])
                         kind = f"{values.dtype} {list(values.shape[1:])}"
-                        if kind != (kinds[place] or kind):
+                        if kind != (kinds[index] or kind):
                             raise FeedTypeError(
-                                f"column {name!r} holds rows of {kinds[place]} and of "
+                                f"column {name!r} holds rows of {kinds[index]} and of "
                                 f"{kind}; make all rows the same shape"
                             )
-                        kinds[place] = kind
+                        kinds[index] = kind
                         # A checksum is enough: nobody has a reason to forge it.
-                        digests[place] = zlib.crc32(
-                            np.ascontiguousarray(values).data, digests[place]
+                        digests[index] = zlib.crc32(
+                            np.ascontiguousarray(values).data, digests[index]
                         )
                 if batch.num_rows and not rows:
                     sample = _as_sample(batch.slice(0, 1))

@@ -119,7 +119,7 @@ def mapped_outputs(
             )
         kinds = [_type(by_name[name], types.get(column)) for name, column in chosen.items()]
     else:
-        chosen = chosen or {f"output_{place}": column for place, column in enumerate(types)}
+        chosen = chosen or {f"output_{index}": column for index, column in enumerate(types)}
         columns = chosen.values() or ["scores"]
         if missing := [column for column in columns if column not in types]:
             raise ConfigError(

@@ -126,7 +126,7 @@ def output_names(model: Any, count: int) -> list[str]:
         return [keys[id(tensor)] for tensor in model.outputs]
     names = layer_names(model.outputs)
     if len(names) != count or len(set(names)) != count:
-        return [f"output_{place}" for place in range(count)]
+        return [f"output_{index}" for index in range(count)]
     return names
 
 

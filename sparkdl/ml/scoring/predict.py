@@ -16,7 +16,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.scored import (
     Keep,
     arrow_schema,
-    by_place,
+    by_position,
     check_names,
     kept_columns,
     result_schema,
@@ -171,17 +171,17 @@ def scored(
     """
     score = replace(score, sharing=sharing_of(frame.sparkSession, model_per))
     kept = kept_columns(frame.columns, keep)
-    names = [frame.columns[place] for place in kept]
+    names = [frame.columns[index] for index in kept]
     check_names(names, results.names, named_by, tells_cases(frame))
-    places = tuple(frame.columns.index(column.name) for column in score.inputs)
+    indices = tuple(frame.columns.index(column.name) for column in score.inputs)
     if not hasattr(functions, "arrow_udf"):
-        task = ScoreBatches(score, places, kept)
-        fields = [*(frame.schema.fields[place] for place in kept), *results.fields]
-        return by_place(frame).mapInArrow(task, StructType(fields))
+        task = ScoreBatches(score, indices, kept)
+        fields = [*(frame.schema.fields[index] for index in kept), *results.fields]
+        return by_position(frame).mapInArrow(task, StructType(fields))
     # Spark 4.3 would pass on a scan's columns without making rows: slow for kept columns, and
     # an error for vectors. All rows pass this filter, but Spark makes rows for it.
-    placed = by_place(frame).where(functions.spark_partition_id() >= 0)
-    inputs = [functions.col(f"c{place}") for place in places]
+    placed = by_position(frame).where(functions.spark_partition_id() >= 0)
+    inputs = [functions.col(f"c{index}") for index in indices]
     # Otherwise Spark's optimizer may copy the call: into a filter, once for each output.
     structs = functions.arrow_udf(score.structs, results).asNondeterministic()
     placed = placed.withColumn(_STRUCT, structs(*inputs))

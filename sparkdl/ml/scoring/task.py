@@ -227,7 +227,7 @@ class ScoreBatches:
     """For `mapInArrow`: the columns at the places `kept` as they came, and the outputs'."""
 
     score: Score
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     kept: tuple[int, ...]
 
     def __call__(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -236,11 +236,11 @@ class ScoreBatches:
         def columns() -> Iterator[Columns]:
             for batch in given:
                 # Kept with their metadata and nullability, as Spark gave them.
-                fields[:] = [batch.schema.field(place) for place in self.kept]
-                yield tuple(batch.column(place) for place in (*self.places, *self.kept))
+                fields[:] = [batch.schema.field(index) for index in self.kept]
+                yield tuple(batch.column(index) for index in (*self.indices, *self.kept))
 
         for chunk, found in self.score.answered(columns()):
-            kept = chunk.columns[len(self.places) :]
+            kept = chunk.columns[len(self.indices) :]
             schema = pa.schema([*fields, *self.score.struct_type])
             scored = pa.RecordBatch.from_arrays([*kept, *found], schema=schema)
             if chunk.valid is not None and self.score.handle_invalid == "skip":

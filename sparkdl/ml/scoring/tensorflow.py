@@ -157,7 +157,7 @@ def prepare_worker(share: Share | None) -> None:
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
-    mine = [gpu for place, gpu in enumerate(gpus) if str(place) in (share.gpus or ())]
+    mine = [gpu for index, gpu in enumerate(gpus) if str(index) in (share.gpus or ())]
     with suppress(RuntimeError):  # a user's function has run TensorFlow in this worker before
         tf.config.threading.set_intra_op_parallelism_threads(share.cores)
         tf.config.threading.set_inter_op_parallelism_threads(1)

@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.parquet_scan import scanned_files
-from sparkdl.driver.executors.scored import by_place
+from sparkdl.driver.executors.scored import by_position
 from sparkdl.storage.parquet.read import read_share
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def by_spark(frame: DataFrame) -> pa.Table:
                 out.write_batch(batch)
             yield pa.RecordBatch.from_pydict({"ipc": [sink.getvalue().to_pybytes()]})
 
-    rows = by_place(frame).mapInArrow(written, "ipc binary").collect()
+    rows = by_position(frame).mapInArrow(written, "ipc binary").collect()
     parts = [pa.ipc.open_stream(bytes(row.ipc)).read_all() for row in rows]
     return pa.concat_tables(parts).rename_columns(frame.columns) if parts else pa.table({})
 

@@ -207,7 +207,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
 
 def _distinct(names: Sequence[str]) -> list[str]:
     return [
-        name if name not in names[:place] else f"{name}#{place}" for place, name in enumerate(names)
+        name if name not in names[:index] else f"{name}#{index}" for index, name in enumerate(names)
     ]
 
 
@@ -300,7 +300,7 @@ class HorovodModel(Model, ModelParams, _Saved):
                 f"outputCols={names} must have one name for each label: {', '.join(labels)}"
             )
         check_columns(df.columns, features)
-        fed = [f"{_INPUT}{place}" for place in range(len(features))]
+        fed = [f"{_INPUT}{index}" for index in range(len(features))]
         pairs = zip(fed, features, strict=True)
         plain = [_plain(df, name, self._is_float).alias(at) for at, name in pairs]
         stage = self._stage(df.select(*plain))
