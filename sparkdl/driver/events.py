@@ -34,7 +34,7 @@ class Launched(Event, frozen=True):
     nodes: tuple[str, ...]
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class Location(msgspec.Struct, frozen=True, array_like=True):
     node_id: int
     rank: int
     host: str
@@ -60,7 +60,7 @@ class Changed(Event, frozen=True):
     Attributes:
         state: `gathering`, `running`, `failing`, `finished`, `failed`, `stopping`, `stopped`.
         generation: -1 before the first.
-        places: of a generation that begins.
+        locations: of a generation that begins.
         problems: the failures, the root cause first.
         reason: why there is another generation.
         status: the state in words, with the restarts; see `Cluster.status`.
@@ -69,7 +69,7 @@ class Changed(Event, frozen=True):
 
     state: str
     generation: int = -1
-    places: tuple[Place, ...] = ()
+    locations: tuple[Location, ...] = ()
     problems: tuple[Problem, ...] = ()
     reason: str = ""
     status: str = ""

@@ -16,7 +16,7 @@ from sparkdl.driver.events import (
     Checkpoint,
     Event,
     Launched,
-    Place,
+    Location,
     Problem,
     Sampled,
 )
@@ -247,22 +247,22 @@ class History:
 
     def _new_rows(self) -> list[NodeRow]:
         begun = self.begun[-1] if self.begun else self.changed
-        places = {place.node_id: place for place in begun.places}
+        locations = {location.node_id: location for location in begun.locations}
         since_s = self.begun[-1].time_s if self.begun else -math.inf
         failed = {each.node: each for time_s, _, each in self.problems if time_s >= since_s}
         rows = [
-            self._row(node_id, places.get(node_id), failed.get(name))
+            self._row(node_id, locations.get(node_id), failed.get(name))
             for node_id, name in enumerate(self.launched.nodes)
         ]
         return sorted(rows, key=lambda row: (row.rank < 0, row.rank, row.node_id))
 
     def _change(self, event: Changed) -> None:
         last = self.begun[-1].generation if self.begun else -1
-        if event.generation != last and (event.state == "running" or event.places):
+        if event.generation != last and (event.state == "running" or event.locations):
             self.begun.append(event)
             self.samples.restart()
-            for place in event.places:
-                self.phases.note(place.node_id, "preparing", event.time_s)
+            for location in event.locations:
+                self.phases.note(location.node_id, "preparing", event.time_s)
         self.changed = event
         if event.state not in ("stopping", "stopped") or self.state not in ("finished", "failed"):
             self.state = event.state
@@ -276,12 +276,12 @@ class History:
         if event.state in ENDED and self.ended_s is None:
             self.ended_s = event.time_s
 
-    def _row(self, at: int, place: Place | None, problem: Problem | None) -> NodeRow:
+    def _row(self, at: int, location: Location | None, problem: Problem | None) -> NodeRow:
         sample = self.samples.last
         row = NodeRow(
             at,
             self.launched.nodes[at],
-            *((place.rank, place.host) if place else (-1, "")),
+            *((location.rank, location.host) if location else (-1, "")),
             state="failed" if problem else "starting",
             problem=problem.headline if problem else "",
         )

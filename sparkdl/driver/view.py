@@ -16,7 +16,7 @@ from sparkdl.driver.events import (
     Checkpoint,
     FeedColumns,
     Launched,
-    Place,
+    Location,
     Problem,
     Sampled,
 )
@@ -88,7 +88,7 @@ class PublishedState:
                 now_s,
                 name,
                 generation,
-                _places(world) if begins else (),
+                _locations(world) if begins else (),
                 problems,
                 cause.cause.headline() if begins and cause and cause.cause else "",
                 states.status_of(state),
@@ -105,9 +105,9 @@ def _problem(failure: Failure) -> Problem:
     return Problem(failure.node, failure.headline(), failure.describe())
 
 
-def _places(world: World | None) -> tuple[Place, ...]:
+def _locations(world: World | None) -> tuple[Location, ...]:
     members = world.members if world else ()
-    return tuple(Place(member.node.node_id, member.rank, member.host) for member in members)
+    return tuple(Location(member.node.node_id, member.rank, member.host) for member in members)
 
 
 def sampled(spec: ClusterSpec, now_s: float, view: ClusterView) -> Sampled:

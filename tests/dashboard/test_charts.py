@@ -14,8 +14,8 @@ charts: Any = Lazy("sparkdl.dashboard.charts")
 KILLED = "worker:1 (rank 1, pid 7) on host-1 was killed by SIGKILL."
 
 
-def places(size: int) -> tuple[events.Place, ...]:
-    return tuple(events.Place(node_id, node_id, "host") for node_id in range(size))
+def locations(size: int) -> tuple[events.Location, ...]:
+    return tuple(events.Location(node_id, node_id, "host") for node_id in range(size))
 
 
 def sample(time_s: float, loss: list[float | None], **more: Any) -> events.Sampled:
@@ -31,20 +31,20 @@ def history(size: int = 2) -> History:
     made = History("c", 0.0)
     names = tuple(f"worker:{number}" for number in range(size))
     made.add(events.Launched("c", 0.0, "plain", names))
-    made.add(events.Changed("c", 1.0, "running", 0, places(size)))
+    made.add(events.Changed("c", 1.0, "running", 0, locations(size)))
     loss: list[float | None] = [2.0, 4.0] * (size // 2)
     for second in range(2, 10):
         made.add(sample(second, loss))
     made.add(events.Checkpoint("c", 8.0, "/c", 1234))
     problem = events.Problem("worker:1", KILLED)
     made.add(events.Changed("c", 10.0, "failing", 0, (), (problem,)))
-    made.add(events.Changed("c", 15.0, "running", 1, places(size), reason=KILLED))
+    made.add(events.Changed("c", 15.0, "running", 1, locations(size), reason=KILLED))
     return made
 
 
 def test_marks_say_when_and_why_a_node_failed_and_name_checkpoints() -> None:
     axis, made = charts.TimeAxis(), history()
-    made.add(events.Changed("c", 20.0, "running", 2, places(2), reason="a host came back"))
+    made.add(events.Changed("c", 20.0, "running", 2, locations(2), reason="a host came back"))
     axis.update(made)
     marks = axis.marks.data
     found = dict(zip(marks["what"], zip(marks["x"], marks["color"], strict=True), strict=True))

@@ -118,7 +118,7 @@ def test_pages_show_a_training_whose_node_is_killed(
 
 def record(folder: Path) -> None:
     """Write the record of a run in which the second of two nodes raised."""
-    places = tuple(events.Place(node_id, node_id, "host") for node_id in range(2))
+    locations = tuple(events.Location(node_id, node_id, "host") for node_id in range(2))
     load = {"cores": [1.0, 1.0], "memory_nbytes": [2.0**30, 2.0**31]}
     metrics: dict[str, list[float | None]] = {"loss": [0.5, 0.25], "balance": [-1.0, 0.0]}
     about = ["in map_fun"] * 2, [7, 8], [5, 5], metrics
@@ -126,7 +126,7 @@ def record(folder: Path) -> None:
     problems = (events.Problem("worker:1", headline, f"{headline}\n  | the last words"),)
     told = [
         events.Launched("c", 0.0, "plain", ("worker:0", "worker:1")),
-        events.Changed("c", 1.0, "running", 0, places),
+        events.Changed("c", 1.0, "running", 0, locations),
         *(events.Sampled("c", 1.0 + second, *about, {}, load) for second in range(1, 5)),
         events.Changed("c", 6.0, "failed", 0, (), problems),
         events.Changed("c", 6.1, "stopped", 0, (), problems, is_over=True),

@@ -17,9 +17,9 @@ def history(nodes: tuple[str, ...] = NAMES) -> History:
     return made
 
 
-def places(*node_ids: int) -> tuple[events.Place, ...]:
+def locations(*node_ids: int) -> tuple[events.Location, ...]:
     return tuple(
-        events.Place(node_id, rank, f"host-{node_id}") for rank, node_id in enumerate(node_ids)
+        events.Location(node_id, rank, f"host-{node_id}") for rank, node_id in enumerate(node_ids)
     )
 
 
@@ -38,7 +38,7 @@ def sample(
 
 def test_rates_are_of_all_nodes_and_metrics_their_mean() -> None:
     made = history()
-    made.add(events.Changed("c", 0.5, "running", 0, places(0, 1, 2)))
+    made.add(events.Changed("c", 0.5, "running", 0, locations(0, 1, 2)))
     made.add(sample(1.0, [0, 0, 0], [0, 0, 0]))
     made.add(sample(3.0, [100, 100, 200], [10, 20, 30]))
     columns = made.samples.series.columns
@@ -50,7 +50,7 @@ def test_rates_are_of_all_nodes_and_metrics_their_mean() -> None:
 
 def test_waits_are_shares_of_the_last_minute_and_begin_anew_with_a_generation() -> None:
     made = history()
-    made.add(events.Changed("c", 0.5, "running", 0, places(0, 1, 2)))
+    made.add(events.Changed("c", 0.5, "running", 0, locations(0, 1, 2)))
     others = [0.0, 0.0, -1.0]
     for second in range(0, 200, 10):
         rows = [0.2 * second, float(min(second, 130)), 0.0]
@@ -61,7 +61,7 @@ def test_waits_are_shares_of_the_last_minute_and_begin_anew_with_a_generation() 
     assert shares[0] == {"rows": pytest.approx(0.2), "others": pytest.approx(0.6)}
     assert shares[1:] == [{"rows": 0.0, "others": 0.0}, {"rows": 0.0}]  # unknown, as with GPUs
     assert made.samples.series.columns["without rows"][-1] == pytest.approx(100 * 0.2 / 3)
-    made.add(events.Changed("c", 200.0, "running", 1, places(0, 1, 2)))
+    made.add(events.Changed("c", 200.0, "running", 1, locations(0, 1, 2)))
     assert [row.waits for row in made.rows()] == [{}] * 3
 
 
@@ -79,7 +79,7 @@ def test_run_that_has_ended_by_itself_does_not_end_as_stopped(end: str) -> None:
 
 def test_nodes_are_in_the_order_of_ranks_with_their_rates() -> None:
     made = history()
-    made.add(events.Changed("c", 0.5, "running", 0, places(2, 0, 1)))
+    made.add(events.Changed("c", 0.5, "running", 0, locations(2, 0, 1)))
     made.add(sample(1.0, [0] * 3, [0] * 3, [0, 0, 0]))
     made.add(sample(11.0, [0] * 3, [0] * 3, [100, 100, 20]))
     rows = made.rows()
@@ -91,7 +91,7 @@ def test_nodes_are_in_the_order_of_ranks_with_their_rates() -> None:
 
 def test_failure_is_kept_and_its_node_failed_until_the_next_generation() -> None:
     made = history()
-    made.add(events.Changed("c", 1.0, "running", 0, places(0, 1, 2)))
+    made.add(events.Changed("c", 1.0, "running", 0, locations(0, 1, 2)))
     made.add(sample(1.5, [0] * 3, [0] * 3))
     failing = events.Changed(
         "c", 2.0, "failing", 0, (), (events.Problem("worker:1", "worker:1 was killed"),)
@@ -99,7 +99,9 @@ def test_failure_is_kept_and_its_node_failed_until_the_next_generation() -> None
     made.add(failing)
     assert [row.problem for row in made.rows()] == ["", "worker:1 was killed", ""]
     made.add(events.Changed("c", 2.5, "gathering", 1, (), failing.problems))
-    made.add(events.Changed("c", 3.0, "running", 1, places(0, 1, 2), reason="worker:1 was killed"))
+    made.add(
+        events.Changed("c", 3.0, "running", 1, locations(0, 1, 2), reason="worker:1 was killed")
+    )
     assert not any(row.problem for row in made.rows())
     assert len(made.problems) == 1, "it is one failure, however often it is told of"
     assert [(begun.generation, begun.reason) for begun in made.begun] == [

@@ -12,7 +12,7 @@ from sparkdl.core.failure import Failure
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
-from sparkdl.driver.events import Changed, Place
+from sparkdl.driver.events import Changed, Location
 from sparkdl.driver.lifecycle.state import (
     Agent,
     AgentRegistry,
@@ -64,21 +64,21 @@ def test_node_says_what_it_does(state: Any, words: list[str]) -> None:
     assert [node_state(ClusterView(state), node.node_id) for node in FED.nodes] == words
 
 
-def told(seen: PublishedState, state: Any) -> list[tuple[str, tuple[Place, ...], str, bool]]:
+def told(seen: PublishedState, state: Any) -> list[tuple[str, tuple[Location, ...], str, bool]]:
     found = [event for event in seen.changes(state, 0.0) if isinstance(event, Changed)]
-    return [(event.state, event.places, event.status, event.is_over) for event in found]
+    return [(event.state, event.locations, event.status, event.is_over) for event in found]
 
 
 def test_state_is_told_once_and_all_of_it_to_who_comes_late() -> None:
-    places = tuple(Place(m.node.node_id, m.rank, m.host) for m in WORLD.members)
+    locations = tuple(Location(m.node.node_id, m.rank, m.host) for m in WORLD.members)
     seen, stopped = PublishedState("c"), Stopped(replace(RUNNING, returned=RETURNED))
     assert told(seen, Gathering(AgentRegistry(FED, AGENTS), 0, 0.0)) == [
         ("gathering", (), "Gathering", False)
     ]
-    assert told(seen, RUNNING) == [("running", places, "Running", False)]
+    assert told(seen, RUNNING) == [("running", locations, "Running", False)]
     assert not told(seen, replace(RUNNING, returned=RETURNED))
     assert told(seen, stopped) == [("stopped", (), "Stopped", True)]
-    assert told(PublishedState("c"), stopped) == [("stopped", places, "Stopped", True)]
+    assert told(PublishedState("c"), stopped) == [("stopped", locations, "Stopped", True)]
 
 
 def test_cluster_that_all_agents_have_left_is_over() -> None:

@@ -130,8 +130,8 @@ def _error_name(failure: Failure) -> str:
 def _cause(failure: Failure) -> tuple[object, ...]:
     # The innermost place of the traceback and the step identify a failure. Addresses of objects in
     # its text differ from process to process.
-    places = [line for line in failure.traceback.splitlines() if line.startswith("  File ")]
+    frames = [line for line in failure.traceback.splitlines() if line.startswith("  File ")]
     return (
         *(failure.kind, failure.exception_type, failure.exit_code, failure.signal_number),
-        *(_ADDRESS.sub("", failure.message), places[-1:], failure.step),
+        *(_ADDRESS.sub("", failure.message), frames[-1:], failure.step),
     )
