@@ -284,11 +284,11 @@ def _judge_spark(spark: SparkSession, driver: Facts) -> Check:
 
 def _judge_slots(spark: SparkSession, needs: Requirements, topology: Topology | None) -> Check:
     """Place the nodes as a launch would."""
-    from sparkdl.driver.slots.placement import placing_of
+    from sparkdl.driver.slots.placement import placement_of
 
-    placing = placing_of(spark, needs.spec(_nodes(needs, topology)), topology)
-    keeps = "keep their slots" if placing.is_attached else "give their slots back once they run"
-    return Check("slots", "ok", f"{placing.why}; nodes {keeps}")
+    plan = placement_of(spark, needs.spec(_nodes(needs, topology)), topology)
+    keeps = "keep their slots" if plan.is_attached else "give their slots back once they run"
+    return Check("slots", "ok", f"{plan.why}; nodes {keeps}")
 
 
 def _nodes(needs: Requirements, topology: Topology | None) -> int:

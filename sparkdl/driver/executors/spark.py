@@ -43,7 +43,7 @@ from sparkdl.driver.executors.sessions import (
     session_of,
 )
 from sparkdl.driver.slots.lost_hosts import leave_host
-from sparkdl.driver.slots.placement import node_profile, placing_of, read_topology
+from sparkdl.driver.slots.placement import node_profile, placement_of, read_topology
 from sparkdl.driver.slots.spark_errors import explain_job_failure
 from sparkdl.driver.threads import Thread
 from sparkdl.feed.transfer.feeder import BATCH_NBYTES, FED_SCHEMA, FeedDataFrame, FeedRdd
@@ -360,9 +360,9 @@ def create_executor(
     """Check that the cluster can hold the nodes, and choose how."""
     session = session_of(spark)
     topology = read_topology(session, spec, spec.settings.start_timeout_s)
-    placing = placing_of(session, spec, topology)
-    placement: Placement = "attached" if placing.is_attached else "detached"
-    _log.info("Cluster %s: placement is %s: %s", spec.cluster_id, placement, placing.why)
-    profile = node_profile(placing, topology.task_cpus if topology else 1)
+    plan = placement_of(session, spec, topology)
+    placement: Placement = "attached" if plan.is_attached else "detached"
+    _log.info("Cluster %s: placement is %s: %s", spec.cluster_id, placement, plan.why)
+    profile = node_profile(plan, topology.task_cpus if topology else 1)
     executor = SparkExecutor(session, spec.cluster_id, profile)
     return executor, replace(spec, default_fs=default_fs(session), placement=placement)

@@ -129,7 +129,7 @@ def may_come(spec: ClusterSpec, topology: Topology) -> bool:
 
 
 @dataclass(frozen=True)
-class Placing:
+class SlotPlan:
     """Whether nodes keep their slots, and why.
 
     Attributes:
@@ -148,7 +148,7 @@ def is_attached(spec: ClusterSpec, is_dynamic: bool) -> bool:
     return spec.placement == "attached"
 
 
-def choose_placing(spec: ClusterSpec, topology: Topology) -> Placing:
+def choose_placement(spec: ClusterSpec, topology: Topology) -> SlotPlan:
     """Decide between attached and detached nodes."""
     gpus = _node_gpus(spec, topology)
     if not (topology.is_dynamic or _fits(spec, topology, gpus)):
@@ -161,7 +161,7 @@ def choose_placing(spec: ClusterSpec, topology: Topology) -> Placing:
         )
     there = f"{count(topology.slots, 'slot')}, {count(spec.num_tasks, 'node')}"
     why = "Spark's tasks feed them" if spec.is_fed else "nothing has to be fed"
-    return Placing(attached, f"{there}: {why}", None if gpus == topology.task_gpus else gpus)
+    return SlotPlan(attached, f"{there}: {why}", None if gpus == topology.task_gpus else gpus)
 
 
 def needs(nodes: int) -> str:
@@ -290,26 +290,26 @@ def read_topology(
         pause.wait(_POLL_S)
 
 
-def placing_of(session: SparkSession, spec: ClusterSpec, topology: Topology | None) -> Placing:
+def placement_of(session: SparkSession, spec: ClusterSpec, topology: Topology | None) -> SlotPlan:
     """Decide between attached and detached nodes."""
     if topology is not None:
-        return choose_placing(spec, topology)
+        return choose_placement(spec, topology)
     attached = is_attached(spec, session.conf.get(f"{_DYNAMIC}.enabled", "false") == "true")
-    return Placing(attached, "the slots of a Spark Connect server are not known")
+    return SlotPlan(attached, "the slots of a Spark Connect server are not known")
 
 
-def node_profile(placing: Placing, task_cpus: int) -> ResourceProfile | None:
+def node_profile(plan: SlotPlan, task_cpus: int) -> ResourceProfile | None:
     """Return the resource profile of a node's task, or `None` for the session's default.
 
     A profile of cores alone would have no GPUs, whatever `spark.task.resource.gpu.amount` says.
     """
-    if placing.node_gpus is None:
+    if plan.node_gpus is None:
         return None
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     requests = TaskResourceRequests().cpus(task_cpus)
-    if placing.node_gpus:
-        requests.resource("gpu", placing.node_gpus)
+    if plan.node_gpus:
+        requests.resource("gpu", plan.node_gpus)
     return ResourceProfileBuilder().require(requests).build
 
 

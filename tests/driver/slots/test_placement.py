@@ -14,10 +14,10 @@ from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.slots import placement
 from sparkdl.driver.slots.placement import (
-    Placing,
+    SlotPlan,
     Topology,
-    choose_placing,
-    placing_of,
+    choose_placement,
+    placement_of,
     read_topology,
 )
 
@@ -26,11 +26,11 @@ DYNAMIC_ON = "spark.dynamicAllocation.enabled"
 
 
 def spec(
-    nodes: int, placing: Placement = "auto", is_fed: bool = True, num_ps: int = 0, **options: Any
+    nodes: int, placement: Placement = "auto", is_fed: bool = True, num_ps: int = 0, **options: Any
 ) -> ClusterSpec:
     planned = plan_nodes(nodes, Roles(ps=num_ps))
     settings = Settings(feeding=Feeding(fed=is_fed))
-    return ClusterSpec("c", planned, placement=placing, settings=settings, **options)
+    return ClusterSpec("c", planned, placement=placement, settings=settings, **options)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_four_nodes_that_do_not_fit_wait_while_executors_may_come(
     assert placement.may_come(spec(4), topology) == may_come
     error = ReservationTimeoutError if may_come else ConfigError
     with pytest.raises(error, match="4 nodes need 4 task slots at once, and Spark has") as refused:
-        choose_placing(spec(4), topology)
+        choose_placement(spec(4), topology)
     assert "nodes=, num_executors=" in str(refused.value)
 
 
@@ -79,47 +79,47 @@ def test_four_nodes_that_fit_wait_for_nothing(
 ) -> None:
     topology = Topology.of(master, cores, settings.get)
     assert not placement.may_come(spec(4), topology)
-    choose_placing(spec(4), topology)
+    choose_placement(spec(4), topology)
 
 
 DYNAMIC = Topology(YARN, (2, 2), is_dynamic=True)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "topology", "placing"),
+    ("wanted", "topology", "plan"),
     [
         # Rows to feed: nodes give their slots back.
         (spec(2), Topology(YARN, (2, 1)),
-         Placing(False, "3 slots, 2 nodes: Spark's tasks feed them")),
+         SlotPlan(False, "3 slots, 2 nodes: Spark's tasks feed them")),
         (spec(3), Topology(YARN, (2, 1)),
-         Placing(False, "3 slots, 3 nodes: Spark's tasks feed them")),
+         SlotPlan(False, "3 slots, 3 nodes: Spark's tasks feed them")),
         (spec(2, "attached"), Topology(YARN, (2, 1)),
-         Placing(True, "3 slots, 2 nodes: Spark's tasks feed them")),
+         SlotPlan(True, "3 slots, 2 nodes: Spark's tasks feed them")),
         # Nothing to feed: nodes keep theirs.
         (spec(3, is_fed=False), Topology(YARN, (2, 1)),
-         Placing(True, "3 slots, 3 nodes: nothing has to be fed")),
+         SlotPlan(True, "3 slots, 3 nodes: nothing has to be fed")),
         (spec(3, "attached", is_fed=False), Topology(YARN, (2, 1)),
-         Placing(True, "3 slots, 3 nodes: nothing has to be fed")),
+         SlotPlan(True, "3 slots, 3 nodes: nothing has to be fed")),
         (spec(1, "detached", is_fed=False), Topology(YARN, (4,)),
-         Placing(False, "4 slots, 1 node: nothing has to be fed")),
+         SlotPlan(False, "4 slots, 1 node: nothing has to be fed")),
         # Dynamic allocation would take idle executors away, and adds slots when tasks wait.
-        (spec(9), DYNAMIC, Placing(True, "4 slots, 9 nodes: Spark's tasks feed them")),
+        (spec(9), DYNAMIC, SlotPlan(True, "4 slots, 9 nodes: Spark's tasks feed them")),
     ],
 )  # fmt: skip
 def test_fed_nodes_are_detached_and_others_keep_their_slots(
-    wanted: ClusterSpec, topology: Topology, placing: Placing
+    wanted: ClusterSpec, topology: Topology, plan: SlotPlan
 ) -> None:
-    assert choose_placing(wanted, topology) == placing
+    assert choose_placement(wanted, topology) == plan
 
 
 def test_attached_nodes_in_every_slot_could_not_be_fed() -> None:
     with pytest.raises(ConfigError, match=r"and one more for feeding.*or for placement='detached'"):
-        choose_placing(spec(3, "attached"), Topology(YARN, (2, 1), most=2))
+        choose_placement(spec(3, "attached"), Topology(YARN, (2, 1), most=2))
 
 
 def test_detached_nodes_would_lose_their_executors_to_dynamic_allocation() -> None:
     with pytest.raises(ConfigError, match=r"set spark\.dynamicAllocation\.enabled=false"):
-        choose_placing(spec(2, "detached"), DYNAMIC)
+        choose_placement(spec(2, "detached"), DYNAMIC)
 
 
 # GPUs
@@ -171,7 +171,7 @@ CLUSTER = "local-cluster[2,4,1024]"
 def test_a_node_asks_spark_for_its_gpus(
     wanted: ClusterSpec, topology: Topology, gpus: float | None
 ) -> None:
-    assert choose_placing(wanted, topology).node_gpus == gpus
+    assert choose_placement(wanted, topology).node_gpus == gpus
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_gpus_that_spark_does_not_give_are_refused_with_the_setting_to_change(
     wanted: ClusterSpec, topology: Topology, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
-        choose_placing(wanted, topology)
+        choose_placement(wanted, topology)
     assert isinstance(refused.value, SparkConfigError) == ("num_gpus" in words)
 
 
@@ -255,7 +255,7 @@ def test_executors_that_come_late_are_waited_for_and_the_log_says_so(
 
 
 @pytest.mark.parametrize(
-    ("placing", "settings", "is_fed", "is_attached"),
+    ("placement", "settings", "is_fed", "is_attached"),
     [
         ("auto", {}, True, False),  # the nodes may fill every slot
         ("auto", {}, False, True),
@@ -265,7 +265,7 @@ def test_executors_that_come_late_are_waited_for_and_the_log_says_so(
     ],
 )
 def test_over_spark_connect_nodes_to_feed_give_their_slots_back(
-    placing: Placement, settings: dict[str, str], is_fed: bool, is_attached: bool
+    placement: Placement, settings: dict[str, str], is_fed: bool, is_attached: bool
 ) -> None:
     session: Any = SimpleNamespace(conf=settings)
-    assert placing_of(session, spec(2, placing, is_fed), None).is_attached == is_attached
+    assert placement_of(session, spec(2, placement, is_fed), None).is_attached == is_attached
