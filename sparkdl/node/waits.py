@@ -53,7 +53,7 @@ _PRODUCER = os.path.join("tensorflow", "python", "ops", "script_ops.py")
 """A file in the stack of each thread in which TensorFlow calls Python, generators included."""
 
 Doing = Literal["works", "rows", "others", "unknown"]
-Place = Literal["rows", "others", "native", "library"]
+FrameLocation = Literal["rows", "others", "native", "library"]
 
 
 class WaitWatch:
@@ -133,29 +133,29 @@ class WaitWatch:
         frames = frames_of_threads()
         main = frames.pop(self._ident)
         frames.pop(threading.get_ident())
-        place = place_of(main)
-        if place == "rows":
+        location = location_of(main)
+        if location == "rows":
             return "rows"
         sleeps_in = _sleeps_in(self._main) if self._is_told else ""
         if sleeps_in == _RUNNING or "nanosleep" in sleeps_in:
             return "works"
-        beside = {ident: place_of(frame) for ident, frame in frames.items()}
+        beside = {ident: location_of(frame) for ident, frame in frames.items()}
         if "rows" in beside.values():  # as in tf.data, also beside a training of one node
             return "works" if any_runs() else "rows"
         if not self._has_others:
             return "unknown"
-        if place == "library" or (place == "native" and "futex" not in sleeps_in):
+        if location == "library" or (location == "native" and "futex" not in sleeps_in):
             return "works"
         # TensorFlow runs generators of rows in threads of its own. One that makes a row is the
         # node's own work, whatever the kernel says of it.
         produces = any(
-            place != "others" and is_called_by_tensorflow(frames[ident])
-            for ident, place in beside.items()
+            location != "others" and is_called_by_tensorflow(frames[ident])
+            for ident, location in beside.items()
         )
         return "works" if produces or any_runs() else "others"
 
 
-def place_of(frame: FrameType | None) -> Place:
+def location_of(frame: FrameType | None) -> FrameLocation:
     """Return where a thread stands, seen from its innermost call outwards.
 
     Returns:
