@@ -39,7 +39,7 @@ class Feeding:
         self.nodes = fs.Nodes(0, world)
         feed = fs.Feed(CallHistory("input"), spec, 60.0, self.nodes)
         self.state: fs.State = fs.Idle(feed)
-        self.take(fs.Requested(fs.FeedAsked(0, FeedRequest("data"))), 0.0)
+        self.take(fs.Requested(fs.QueuedCall(0, FeedRequest("data"))), 0.0)
 
     def take(self, event: fs.Event, now_s: float) -> None:
         self.state, actions = step(self.state, event, now_s)

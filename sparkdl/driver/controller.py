@@ -210,7 +210,7 @@ class Controller:
 
     def start_failed(self, message: msg.StartFailed) -> None:
         problem = Problem(message.kind, message.text).at_driver()
-        self._handle(states.LaunchBroke(problem))
+        self._handle(states.LaunchFailed(problem))
 
     def received(self, agent_id: str, message: msg.FromAgent) -> None:  # noqa: C901, PLR0912 (one case a message)
         node_id = self._node_of(agent_id)
@@ -225,10 +225,10 @@ class Controller:
                         self.view.pids[node_id] = message.pid
                 self._handle(states.ChildEntered(agent_id, message))
             case msg.ChildReturned():
-                self._handle(states.ChildGaveResult(agent_id, message))
+                self._handle(states.ResultReported(agent_id, message))
                 self._note_gathering(agent_id, message)
             case msg.ChildFailed():
-                self._handle(states.ChildBroke(agent_id, self._dated(message)))
+                self._handle(states.FailureReported(agent_id, self._dated(message)))
             case msg.FeedProgress() | msg.Spooled() | msg.NodeActive() | msg.NodeLoad():
                 self._note_progress(agent_id, message)
             case msg.CheckpointPart() | msg.CheckpointDone():
@@ -419,7 +419,7 @@ class Controller:
             for feed, epoch in self.checkpoints.coverage.covered_to(world.generation).items():
                 if epoch:
                     self._broadcast(msg.FeedCovered(feed, epoch), set(registry.agents), None)
-            self._handle(states.CheckpointMade(ref))
+            self._handle(states.CheckpointCompleted(ref))
 
     def _note_gathering(self, agent_id: str, message: msg.Gather | msg.ChildReturned) -> None:
         world, node_id = self._world(), self._node_of(agent_id)

@@ -27,7 +27,7 @@ from sparkdl.core.errors import LaunchError, NodeFailedError
 from sparkdl.core.texts import listed
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.lifecycle.state import StopAsked, Stopped
+from sparkdl.driver.lifecycle.state import Stopped, StopRequested
 from sparkdl.driver.threads import Changed, Outcome
 
 _log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class Ending:
         threading.Thread(target=self._end, args=(grace_s,), name=name, daemon=False).start()
         while (grace_s := self._asks.get()) is not None:
             if self.controller:
-                self.controller.submit(StopAsked(grace_s, grace_s + STOP_MARGIN_S))
+                self.controller.submit(StopRequested(grace_s, grace_s + STOP_MARGIN_S))
 
     def _end(self, grace_s: float) -> None:
         steps = (
@@ -146,7 +146,7 @@ class Ending:
 
     def _stop(self, grace_s: float) -> None:
         controller, margin_s = self.controller, grace_s + STOP_MARGIN_S
-        if controller is None or not controller.submit(StopAsked(grace_s, margin_s)):
+        if controller is None or not controller.submit(StopRequested(grace_s, margin_s)):
             return
         # A second more than the state's own deadline, which names the agents that are left.
         is_stopped = controller.wait_for(

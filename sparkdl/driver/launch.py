@@ -254,7 +254,7 @@ def _start(
                 *(partial(failure_behind, controller), controller.is_lost),
                 tls,
             ),
-            lambda problem: controller.submit(states.LaunchBroke(problem)),
+            lambda problem: controller.submit(states.LaunchFailed(problem)),
         )
         return controller
 

@@ -126,7 +126,7 @@ class PlayedNodes:
     def finish(self) -> None:
         for node in self._spec.nodes:
             said = ChildReturned(0, b"\xc0")
-            self._say(states.ChildGaveResult(f"agent-{node.node_id}", said))
+            self._say(states.ResultReported(f"agent-{node.node_id}", said))
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         pass
@@ -146,7 +146,7 @@ class PlayedNodes:
     def cancel_feeds(self, feed: str | None = None) -> None:
         """Have the nodes go: the end has come."""
         if self._spec:
-            self._say(states.StopAsked(0.0, 1.0))
+            self._say(states.StopRequested(0.0, 1.0))
         self.go()
 
     def go(self) -> None:

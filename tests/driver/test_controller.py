@@ -195,7 +195,7 @@ def test_an_agent_that_vanishes_is_a_lost_node_and_the_others_are_stopped(play: 
 def test_an_event_out_of_place_is_logged_and_changes_nothing(
     play: Play, caplog: pytest.LogCaptureFixture
 ) -> None:
-    play.controller.submit(states.StopAsked(0.0, 0.0))
+    play.controller.submit(states.StopRequested(0.0, 0.0))
     before = play.until_is(states.Stopped)
     with caplog.at_level(logging.ERROR):
         play.controller.submit(states.DeadlinePassed())
@@ -314,7 +314,7 @@ def test_samples_come_while_there_is_anyone_to_sample_and_the_last_when_all_have
         play.controller.events.subscribe(sampled.put, Sampled, StateChanged)
         for _ in range(4):
             sampled.get(timeout=SOON_S)
-        play.controller.submit(states.StopAsked(0.0, SOON_S))
+        play.controller.submit(states.StopRequested(0.0, SOON_S))
         for agent in agents:
             agent.leave()
         while not (

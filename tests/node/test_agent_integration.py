@@ -78,7 +78,7 @@ class Node:
         return decode_value(state.returned[0].result)
 
     def stop(self, grace_s: float) -> int | None:
-        self.controller.submit(states.StopAsked(grace_s, SOON_S))
+        self.controller.submit(states.StopRequested(grace_s, SOON_S))
         self.wait(lambda view: isinstance(view.state, states.Stopped))
         return self.agent.wait(SOON_S) if self.agent else None
 

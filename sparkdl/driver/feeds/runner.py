@@ -200,7 +200,7 @@ class FeedRunner:
         ticket = next(self._tickets)
         # Before the request: the loop may start the job as soon as it has that.
         self._job_threads[ticket] = job_thread
-        self._controller.soon(self._handle, feed, fs.Requested(fs.FeedAsked(ticket, request)))
+        self._controller.soon(self._handle, feed, fs.Requested(fs.QueuedCall(ticket, request)))
         while not self._controller.wait_for(
             lambda view: ticket in self._answers, Deadline.after(_MEANWHILE_S)
         ):
@@ -395,7 +395,7 @@ class FeedRunner:
             # Only a restart makes up for the longer wait: without one the call fails in any case.
             elif Code.FEED_LOST.is_in(error) and self._controller.spec.settings.can_restart:
                 reason_s = self._answer_s
-            event = fs.JobBroke(start.job, error, reason_s)
+            event = fs.JobFailed(start.job, error, reason_s)
         self._controller.soon(self._handle, name, event)
 
 

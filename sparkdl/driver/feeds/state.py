@@ -63,7 +63,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class FeedAsked:
+class QueuedCall:
     """A `feed` call waits for its rows to be read."""
 
     ticket: int
@@ -83,7 +83,7 @@ class Feed:
     spec: FeedSpec
     answer_s: float
     nodes: Nodes = Nodes()
-    requests: tuple[FeedAsked, ...] = ()
+    requests: tuple[QueuedCall, ...] = ()
     last_job: int = 0
 
     @property
@@ -231,7 +231,7 @@ class RowsSpooled:
 
 @dataclass(frozen=True)
 class Requested:
-    request: FeedAsked
+    request: QueuedCall
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class JobEnded:
 
 
 @dataclass(frozen=True)
-class JobBroke:
+class JobFailed:
     """The Spark job has failed. For `reason_s` a failure of a node may come that explains it."""
 
     job: int
@@ -254,7 +254,7 @@ class DeadlinePassed:
     """The state's deadline has passed."""
 
 
-Event = NodesSeen | RowsSpooled | Requested | JobEnded | JobBroke | DeadlinePassed
+Event = NodesSeen | RowsSpooled | Requested | JobEnded | JobFailed | DeadlinePassed
 
 
 # actions

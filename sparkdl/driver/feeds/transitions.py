@@ -56,8 +56,8 @@ from sparkdl.driver.feeds.state import (
     Event,
     Feed,
     Idle,
-    JobBroke,
     JobEnded,
+    JobFailed,
     KeepProblem,
     NodesSeen,
     Opening,
@@ -332,7 +332,7 @@ def _delivering_ended(
     return replace(state, job=0, num_rows=num_rows), []
 
 
-def _delivering_broke(state: Delivering, event: JobBroke, now_s: float) -> Step[Delivering]:
+def _delivering_failed(state: Delivering, event: JobFailed, now_s: float) -> Step[Delivering]:
     if event.job != state.job:
         return state, []
     return replace(state, job=0, error=event.error, deadline_s=now_s + event.reason_s), []
@@ -659,7 +659,7 @@ _IN_ANY: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     RowsSpooled: _spooled,
     Requested: _requested,
     JobEnded: stay,
-    JobBroke: stay,
+    JobFailed: stay,
     DeadlinePassed: stay,
 }
 
@@ -667,6 +667,6 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     **{(state, event): handler for state in LOOKS for event, handler in _IN_ANY.items()},
     (Idle, NodesSeen): _idle_seen,
     (Delivering, JobEnded): _delivering_ended,
-    (Delivering, JobBroke): _delivering_broke,
+    (Delivering, JobFailed): _delivering_failed,
 }
 """Every pair of state and event; `stay`: the event is expected, and means no more than a look."""

@@ -75,7 +75,7 @@ class AgentRegistry:
         return tuple(node for node in self.spec.nodes if node.node_id not in self.agents)
 
     @property
-    def is_anybody_there(self) -> bool:
+    def has_agents(self) -> bool:
         return bool(self.agents or self.standbys)
 
     def wanted(self) -> tuple[NodeSpec, ...]:
@@ -276,13 +276,13 @@ class ChildEntered:
 
 
 @dataclass(frozen=True)
-class ChildGaveResult:
+class ResultReported:
     agent_id: str
     message: ChildReturned
 
 
 @dataclass(frozen=True)
-class ChildBroke:
+class FailureReported:
     agent_id: str
     message: ChildFailed
 
@@ -296,12 +296,12 @@ class NodesBlamed:
 
 
 @dataclass(frozen=True)
-class CheckpointMade:
+class CheckpointCompleted:
     ref: CheckpointRef
 
 
 @dataclass(frozen=True)
-class LaunchBroke:
+class LaunchFailed:
     """The job or process that starts nodes has failed: no more agents will come from it."""
 
     problem: SparkdlError
@@ -313,7 +313,7 @@ class DeadlinePassed:
 
 
 @dataclass(frozen=True)
-class StopAsked:
+class StopRequested:
     """The user wants the end: children get `grace_s`, agents `timeout_s`."""
 
     grace_s: float
@@ -326,13 +326,13 @@ Event = (
     | AgentReady
     | AgentDetached
     | ChildEntered
-    | ChildGaveResult
-    | ChildBroke
+    | ResultReported
+    | FailureReported
     | NodesBlamed
-    | CheckpointMade
-    | LaunchBroke
+    | CheckpointCompleted
+    | LaunchFailed
     | DeadlinePassed
-    | StopAsked
+    | StopRequested
 )
 
 
@@ -398,7 +398,7 @@ def has_ended(state: Any) -> bool:
 def is_empty(state: Any) -> bool:
     """Whether the cluster has ended, by itself or not, and its agents with it."""
     is_over = isinstance(state, (Finished, Failed))
-    return isinstance(state, Stopped) or (is_over and not state.registry.is_anybody_there)
+    return isinstance(state, Stopped) or (is_over and not state.registry.has_agents)
 
 
 def before_stop(state: Any) -> Any:

@@ -30,31 +30,31 @@ from sparkdl.driver.lifecycle.state import (
     AgentLeft,
     AgentReady,
     AgentRegistry,
-    CheckpointMade,
-    ChildBroke,
+    CheckpointCompleted,
     ChildEntered,
-    ChildGaveResult,
     DeadlinePassed,
     Event,
     Failed,
     Failing,
+    FailureReported,
     Finished,
     ForgetTask,
     Gathering,
-    LaunchBroke,
+    LaunchFailed,
     NodesBlamed,
     R,
     Relaunch,
     Release,
     Report,
+    ResultReported,
     Running,
     S,
     Send,
     State,
     Step,
-    StopAsked,
     Stopped,
     Stopping,
+    StopRequested,
     Warn,
     node_failure,
 )
@@ -132,15 +132,17 @@ def _gathering_ready(
     return _try_begin(_ready(state, event, now_s)[0])
 
 
-def _gathering_broke(state: Gathering, event: ChildBroke, now_s: float) -> Step[Gathering | Failed]:
+def _gathering_fault(
+    state: Gathering, event: FailureReported, now_s: float
+) -> Step[Gathering | Failed]:
     if event.message.generation != state.generation:
         return state, []
     if state.registry.node_of(event.agent_id) is None:
-        return _standby_broke(state, event, now_s)
+        return _standby_fault(state, event, now_s)
     return _decide(state, (event.message.failure,), now_s)
 
 
-def _standby_broke(state: R, event: ChildBroke, now_s: float) -> Step[R]:
+def _standby_fault(state: R, event: FailureReported, now_s: float) -> Step[R]:
     """Forget the child of a standby: it harms no node, and cannot begin before the next round."""
     return replace(state, registry=state.registry.with_child(event.agent_id, None)), []
 
@@ -179,7 +181,7 @@ def _named(nodes: Sequence[NodeSpec]) -> str:
     return listed([node.name for node in nodes])
 
 
-def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step[Gathering | Failed]:
+def _launch_failed(state: Gathering, event: LaunchFailed, now_s: float) -> Step[Gathering | Failed]:
     """Fail before the first world; later, bring the missing nodes back by another job."""
     if _has_begun(state):
         return replace(state, problem=event.problem), _relaunch(state)
@@ -196,7 +198,7 @@ def _running_entered(state: Running, event: ChildEntered, now_s: float) -> Step[
 
 
 def _running_returned(
-    state: Running, event: ChildGaveResult, now_s: float
+    state: Running, event: ResultReported, now_s: float
 ) -> Step[Running | Finished]:
     node_id = state.registry.node_of(event.agent_id)
     if node_id is None or event.message.generation != state.world.generation:
@@ -229,11 +231,11 @@ def _running_returned(
     return finished, [*exits, report, *helpers]
 
 
-def _running_broke(state: Running, event: ChildBroke, now_s: float) -> Step[Running | Failing]:
+def _running_fault(state: Running, event: FailureReported, now_s: float) -> Step[Running | Failing]:
     if event.message.generation != state.world.generation:
         return state, []
     if state.registry.node_of(event.agent_id) is None:
-        return _standby_broke(state, event, now_s)
+        return _standby_fault(state, event, now_s)
     return _fails(state, event.message.failure, now_s)
 
 
@@ -290,7 +292,7 @@ def _settled_s(state: Failing, now_s: float) -> float:
 
 
 def _running_checkpoint(
-    state: Running, event: CheckpointMade, now_s: float
+    state: Running, event: CheckpointCompleted, now_s: float
 ) -> Step[Running | Gathering]:
     """Note it; nodes that came meanwhile take part from here on."""
     if event.ref.generation != state.world.generation:
@@ -317,11 +319,11 @@ def _running_checkpoint(
     return gathering, [Report(reason), *rounds]
 
 
-def _failing_broke(state: Failing, event: ChildBroke, now_s: float) -> Step[Failing]:
+def _failing_fault(state: Failing, event: FailureReported, now_s: float) -> Step[Failing]:
     if event.message.generation != state.world.generation:
         return state, []
     if state.registry.node_of(event.agent_id) is None:
-        return _standby_broke(state, event, now_s)
+        return _standby_fault(state, event, now_s)
     return _failed_as_well(state, event.message.failure, now_s), []
 
 
@@ -343,7 +345,7 @@ def _shorten_deadline(state: Failing, now_s: float) -> Failing:
     return replace(state, deadline_s=min(state.deadline_s, _settled_s(state, now_s)))
 
 
-def _failing_returned(state: Failing, event: ChildGaveResult, now_s: float) -> Step[Failing]:
+def _failing_returned(state: Failing, event: ResultReported, now_s: float) -> Step[Failing]:
     node_id = state.registry.node_of(event.agent_id)
     if node_id is None or event.message.generation != state.world.generation:
         return state, []
@@ -351,7 +353,7 @@ def _failing_returned(state: Failing, event: ChildGaveResult, now_s: float) -> S
     return _shorten_deadline(replace(state, returned=returned), now_s), []
 
 
-def _failing_checkpoint(state: Failing, event: CheckpointMade, now_s: float) -> Step[Failing]:
+def _failing_checkpoint(state: Failing, event: CheckpointCompleted, now_s: float) -> Step[Failing]:
     if event.ref.generation != state.world.generation:
         return state, []
     return replace(state, registry=replace(state.registry, checkpoint=event.ref)), []
@@ -407,7 +409,7 @@ def _ending_joined(state: S, event: AgentJoined, now_s: float) -> Step[S]:
 
 def _without_agent(state: R, event: AgentLeft, now_s: float) -> Step[R]:
     after = replace(state, registry=state.registry.without_agent(event.agent_id))
-    is_last = state.registry.is_anybody_there and not after.registry.is_anybody_there
+    is_last = state.registry.has_agents and not after.registry.has_agents
     return after, [Release()] if is_last and math.isinf(state.deadline_s) else []
 
 
@@ -419,9 +421,9 @@ def _stop_agents(state: R, event: DeadlinePassed, now_s: float) -> Step[R]:
     return after, stops or [Release()]
 
 
-def _stop(state: Any, event: StopAsked, now_s: float) -> Step[Stopping | Stopped]:
+def _stop(state: Any, event: StopRequested, now_s: float) -> Step[Stopping | Stopped]:
     registry = state.registry
-    if not registry.is_anybody_there:
+    if not registry.has_agents:
         return Stopped(state), []
     stopping = Stopping(registry, state, now_s + event.timeout_s)
     stop = Stop(event.grace_s)
@@ -435,12 +437,12 @@ def _stopping_joined(state: Stopping, event: AgentJoined, now_s: float) -> Step[
 
 def _stopping_left(state: Stopping, event: AgentLeft, now_s: float) -> Step[Stopping | Stopped]:
     registry = state.registry.without_agent(event.agent_id)
-    if registry.is_anybody_there:
+    if registry.has_agents:
         return replace(state, registry=registry), []
     return Stopped(state.before), []
 
 
-def _stopping_asked(state: Stopping, event: StopAsked, now_s: float) -> Step[Stopping]:
+def _stopping_asked(state: Stopping, event: StopRequested, now_s: float) -> Step[Stopping]:
     deadline_s = now_s + event.timeout_s
     if deadline_s >= state.deadline_s:
         return state, []
@@ -545,21 +547,21 @@ def _detached(state: R, event: AgentDetached, now_s: float) -> Step[R]:
 
 _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     **dict.fromkeys(
-        (ChildEntered, ChildGaveResult, NodesBlamed, CheckpointMade, LaunchBroke), stay
+        (ChildEntered, ResultReported, NodesBlamed, CheckpointCompleted, LaunchFailed), stay
     ),
     AgentJoined: _joined,
     AgentDetached: _detached,
     AgentReady: _ready,
-    StopAsked: _stop,
+    StopRequested: _stop,
 }
 """The default handlers in each state before the end has been decided."""
 
 _DECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
-    **dict.fromkeys((*_UNDECIDED, ChildBroke), stay),
+    **dict.fromkeys((*_UNDECIDED, FailureReported), stay),
     AgentJoined: _ending_joined,
     AgentLeft: _without_agent,
     DeadlinePassed: _stop_agents,
-    StopAsked: _stop,
+    StopRequested: _stop,
 }
 """The handlers in the states after the end has been decided."""
 
@@ -568,25 +570,25 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Gathering, AgentJoined): _gathering_joined,
     (Gathering, AgentLeft): _gathering_left,
     (Gathering, AgentReady): _gathering_ready,
-    (Gathering, ChildBroke): _gathering_broke,
+    (Gathering, FailureReported): _gathering_fault,
     (Gathering, DeadlinePassed): _gathering_expired,
-    (Gathering, LaunchBroke): _launch_broke,
+    (Gathering, LaunchFailed): _launch_failed,
     (Running, AgentLeft): _running_left,
     (Running, ChildEntered): _running_entered,
-    (Running, ChildGaveResult): _running_returned,
-    (Running, ChildBroke): _running_broke,
+    (Running, ResultReported): _running_returned,
+    (Running, FailureReported): _running_fault,
     (Running, NodesBlamed): _running_blamed,
-    (Running, CheckpointMade): _running_checkpoint,
+    (Running, CheckpointCompleted): _running_checkpoint,
     (Failing, AgentLeft): _failing_left,
-    (Failing, ChildGaveResult): _failing_returned,
-    (Failing, ChildBroke): _failing_broke,
-    (Failing, CheckpointMade): _failing_checkpoint,
+    (Failing, ResultReported): _failing_returned,
+    (Failing, FailureReported): _failing_fault,
+    (Failing, CheckpointCompleted): _failing_checkpoint,
     (Failing, DeadlinePassed): _failing_settled,
     **{(s, e): f for s in (Finished, Failed, Stopping) for e, f in _DECIDED.items()},
     (Stopping, AgentJoined): _stopping_joined,
     (Stopping, AgentLeft): _stopping_left,
     (Stopping, DeadlinePassed): _stopping_expired,
-    (Stopping, StopAsked): _stopping_asked,
+    (Stopping, StopRequested): _stopping_asked,
     **{(Stopped, e): stay for e in _DECIDED if e is not DeadlinePassed},
     (Stopped, AgentJoined): _ending_joined,
 }

@@ -78,7 +78,7 @@ class Play(Played):
         self.progress = 0
 
     def asked(self, epochs: int = 1, ticket: int = 7, **asked: Any) -> list[fs.Action]:
-        return self.say(fs.Requested(fs.FeedAsked(ticket, FeedRequest("data", epochs, **asked))))
+        return self.say(fs.Requested(fs.QueuedCall(ticket, FeedRequest("data", epochs, **asked))))
 
     def seen(self, *nodes: dict[str, Any], **known: Any) -> list[fs.Action]:
         """Have the nodes tell counts, one after the other."""
@@ -171,7 +171,7 @@ def test_job_that_nobody_wants_is_cancelled_and_what_came_is_an_epoch() -> None:
     play = Play()
     play.asked()
     assert play.seen({"closed_to": 0}) == [fs.CancelJob(1), CUT_SHORT]
-    assert play.say(fs.JobBroke(1, RuntimeError("cancelled"))) == []
+    assert play.say(fs.JobFailed(1, RuntimeError("cancelled"))) == []
     assert isinstance(play.state, fs.CuttingShort)
     end, *_, answer = play.seen({"cut": EpochCount(0, 3)}, {"cut": EpochCount(0, 0)})
     assert end == sent(EpochEnd("input", 0, {0: 0, 1: 0})), "a node has no row: none has stepped"
@@ -183,7 +183,7 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     play = Play()
     play.asked()
     error = RuntimeError("Task 0 failed 4 times")
-    assert play.say(fs.JobBroke(1, error, REASON_S)) == []
+    assert play.say(fs.JobFailed(1, error, REASON_S)) == []
     assert isinstance(play.state, fs.Delivering)
     assert play.state.deadline_s == REASON_S
     cause = LaunchError("worker:1 was killed")
@@ -192,12 +192,12 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     ]
     again = Play()
     again.asked()
-    again.say(fs.JobBroke(1, error, REASON_S))
+    again.say(fs.JobFailed(1, error, REASON_S))
     assert again.expire() == [CUT_SHORT], "nobody says: the job's own error counts"
     assert again.expire()[-1] == fs.Answer(7, error), "though no node has counted"
     of_data = Play()
     of_data.asked()
-    assert of_data.say(fs.JobBroke(1, error)) == [CUT_SHORT]
+    assert of_data.say(fs.JobFailed(1, error)) == [CUT_SHORT]
 
 
 def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None:
@@ -217,7 +217,7 @@ def test_next_generation_cancels_the_last_job_and_finds_what_agents_still_have()
     _, first = play.asked()
     assert isinstance(first, fs.StartJob)
     assert play.seen(generation=1, world=None) == [fs.CancelJob(1)]
-    assert play.say(fs.JobBroke(1, RuntimeError("cancelled"))) == []
+    assert play.say(fs.JobFailed(1, RuntimeError("cancelled"))) == []
     assert isinstance(play.state, fs.Idle)
     (begin,) = play.seen(generation=1, world=world_of(2, 1))
     assert begin == fs.Send(FeedBegin("input", 0, 0, run=first.spec.run), BOTH, 1)
@@ -245,13 +245,13 @@ def test_rows_that_cannot_be_read_end_the_call() -> None:
 def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -> None:
     once = Play()
     data = iter(range(3))
-    once.say(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
-    once.say(fs.JobBroke(1, RuntimeError("lost"), REASON_S))
+    once.say(fs.Requested(fs.QueuedCall(7, FeedRequest(data))))
+    once.say(fs.JobFailed(1, RuntimeError("lost"), REASON_S))
     (answer,) = once.seen(generation=1, world=world_of(2, 1))
     assert isinstance(answer, fs.Answer)
     assert isinstance(answer.value, FeedClosedError)
     later = Play()
-    later.say(fs.Requested(fs.FeedAsked(7, FeedRequest(data))))
+    later.say(fs.Requested(fs.QueuedCall(7, FeedRequest(data))))
     brought(later, 1, 1, 1)
     later.seen({"cut": EpochCount(0, 1)}, {"cut": EpochCount(0, 1)})
     later.seen({"given": ReadCounts(1)}, {"given": ReadCounts(1)})
@@ -449,7 +449,7 @@ class Simulation:
         data, epochs = Data(ticket, sizes), 1 + self.draw(3)
         self.asked[ticket] = data, epochs
         request = FeedRequest(data, epochs, shuffle="global" if self.draw(2) else None)
-        self.take(fs.Requested(fs.FeedAsked(ticket, request)))
+        self.take(fs.Requested(fs.QueuedCall(ticket, request)))
         return True
 
     def deliver_message(self) -> bool:
@@ -548,7 +548,7 @@ class Simulation:
             return False
         del self.jobs[number]
         if job.is_cancelled and job.left:
-            self.take(fs.JobBroke(number, RuntimeError("cancelled")))
+            self.take(fs.JobFailed(number, RuntimeError("cancelled")))
             return True
         sizes = job.start.data.sizes
         done = tuple(

@@ -81,8 +81,8 @@ class Play(Played):
 
     def broke(
         self, agent_id: str, generation: int = 0, kind: FailureKind = "signal"
-    ) -> states.ChildBroke:
-        return states.ChildBroke(
+    ) -> states.FailureReported:
+        return states.FailureReported(
             agent_id, msg.ChildFailed(generation, self.failure(agent_id, generation, kind))
         )
 
@@ -110,7 +110,7 @@ def said(actions: list[states.Action]) -> str:
 def test_restart_goes_on_at_the_last_checkpoint_in_the_same_agents() -> None:
     play = Play()
     ref = CheckpointRef("/c/7", 7, 0)
-    play.say(states.CheckpointMade(ref), play.broke("b"))
+    play.say(states.CheckpointCompleted(ref), play.broke("b"))
     actions = play.expire()
     assert isinstance(play.state, states.Gathering)
     assert sent(actions, msg.NewRound) == ["a", "b", "c"]
@@ -135,7 +135,7 @@ def test_node_that_does_not_come_back_is_the_end_with_the_first_failure_as_cause
     play = Play()
     play.say(play.left("b"))
     play.expire()
-    play.say(play.ready("a", 1), play.ready("c", 1), states.LaunchBroke(LaunchError("no slot")))
+    play.say(play.ready("a", 1), play.ready("c", 1), states.LaunchFailed(LaunchError("no slot")))
     assert sent(play.expire(), msg.StopChild) == ["a", "c"]
     assert isinstance(play.state, states.Failed)
     assert play.state.failures[0].node == "worker:1"
@@ -159,9 +159,9 @@ def test_world_goes_on_with_fewer_nodes_and_grows_at_a_checkpoint() -> None:
     assert [len(jobs) for jobs in play.state.world.cluster_spec().values()] == [2]
     # It is asked for again, comes, and takes part at the next checkpoint.
     one, two = CheckpointRef("/c/1", 1, 1), CheckpointRef("/c/2", 2, 1)
-    assert play.say(states.CheckpointMade(one)) == [states.Relaunch((play.spec.nodes[1],))]
+    assert play.say(states.CheckpointCompleted(one)) == [states.Relaunch((play.spec.nodes[1],))]
     assert play.say(play.joined("b2"), play.ready("b2")) == []
-    assert sent(play.say(states.CheckpointMade(two)), msg.NewRound) == ["a", "c", "b2"]
+    assert sent(play.say(states.CheckpointCompleted(two)), msg.NewRound) == ["a", "c", "b2"]
     actions = play.say(*(play.ready(i, 2) for i in ("a", "c", "b2")))
     assert sent(actions, msg.Begin) == ["a", "c", "b2"]
     assert resumes(actions) == {Resume(1, two)}, "growing is no restart"
@@ -185,12 +185,12 @@ def test_world_without_enough_nodes_or_a_role_does_not_begin(
 
 def test_all_run_again_whoever_had_returned() -> None:
     play = Play()
-    play.say(states.ChildGaveResult("a", msg.ChildReturned(0, b"1")), play.broke("b"))
+    play.say(states.ResultReported("a", msg.ChildReturned(0, b"1")), play.broke("b"))
     play.expire()
     play.say(*(play.ready(i, 1) for i in "abc"))
     assert isinstance(play.state, states.Running)
     assert play.state.returned == {}
-    play.say(*(states.ChildGaveResult(i, msg.ChildReturned(1, b"2")) for i in "abc"))
+    play.say(*(states.ResultReported(i, msg.ChildReturned(1, b"2")) for i in "abc"))
     assert isinstance(play.state, states.Finished)
 
 
@@ -221,7 +221,7 @@ def test_evaluator_that_fails_is_left_behind(happens: str, max_restarts: int) ->
     assert len(actions) == 1
     assert isinstance(play.state, states.Running)
     assert play.state.left == {0}
-    play.say(*(states.ChildGaveResult(i, msg.ChildReturned(0, b"1")) for i in "bc"))
+    play.say(*(states.ResultReported(i, msg.ChildReturned(0, b"1")) for i in "bc"))
     assert isinstance(play.state, states.Finished)
 
 
@@ -279,14 +279,14 @@ def test_an_agent_of_no_node_never_gets_a_seat() -> None:
     play = fresh()
     assert play.say(play.joined("z")) == []
     assert not states.agents_of(play.state)
-    assert sent(play.say(states.StopAsked(5.0, 5.0)), msg.Stop) == ["z"]
+    assert sent(play.say(states.StopRequested(5.0, 5.0)), msg.Stop) == ["z"]
 
 
 def test_stop_names_agents_that_stay_and_may_be_hastened() -> None:
     play = Play()
-    assert sent(play.say(states.StopAsked(5.0, 15.0)), msg.Stop) == ["a", "b", "c"]
-    assert play.say(states.StopAsked(5.0, 99.0)) == []
-    assert sent(play.say(states.StopAsked(0.0, 5.0)), msg.Stop) == ["a", "b", "c"]
+    assert sent(play.say(states.StopRequested(5.0, 15.0)), msg.Stop) == ["a", "b", "c"]
+    assert play.say(states.StopRequested(5.0, 99.0)) == []
+    assert sent(play.say(states.StopRequested(0.0, 5.0)), msg.Stop) == ["a", "b", "c"]
     assert sent(play.say(play.joined("b2")), msg.Stop) == ["b2"]
     play.say(play.left("a"), play.left("b2"))
     play.expire()
@@ -301,7 +301,7 @@ def test_stop_names_agents_that_stay_and_may_be_hastened() -> None:
 def test_cluster_that_is_over_lets_its_agents_go_and_then_its_slots(end: str) -> None:
     play = Play(max_restarts=0)
     if end == "finished":
-        play.say(*(states.ChildGaveResult(i, msg.ChildReturned(0, b"")) for i in "abc"))
+        play.say(*(states.ResultReported(i, msg.ChildReturned(0, b"")) for i in "abc"))
     else:
         play.say(play.broke("b"))
         assert sent(play.expire(), msg.StopChild) == ["a", "b", "c"]
@@ -317,7 +317,7 @@ def test_finished_cluster_whose_tensorboard_is_looked_at_stays_until_it_is_stopp
     assert isinstance(play.state, states.Running)
     registry = replace(play.state.registry, spec=replace(play.spec, tensorboard=""))
     play.state = replace(play.state, registry=registry)
-    play.say(*(states.ChildGaveResult(i, msg.ChildReturned(0, b"")) for i in "abc"))
+    play.say(*(states.ResultReported(i, msg.ChildReturned(0, b"")) for i in "abc"))
     assert isinstance(play.state, states.Finished)
     assert math.isinf(play.state.deadline_s)
 
@@ -325,10 +325,10 @@ def test_finished_cluster_whose_tensorboard_is_looked_at_stays_until_it_is_stopp
 # how long other failures are awaited
 
 
-def broken_link(play: Play, agent_id: str) -> states.ChildBroke:
+def broken_link(play: Play, agent_id: str) -> states.FailureReported:
     """Return the event of a child that blames the connection to another node."""
     blames = replace(play.failure(agent_id, 0, "exception"), is_consequence=True)
-    return states.ChildBroke(agent_id, msg.ChildFailed(0, blames))
+    return states.FailureReported(agent_id, msg.ChildFailed(0, blames))
 
 
 def waits_s(play: Play) -> float:
@@ -349,7 +349,7 @@ def test_cause_is_awaited_where_all_blame_a_connection() -> None:
 
 def test_no_cause_is_awaited_where_no_node_is_left_to_be_it() -> None:
     play = Play()
-    returned = states.ChildGaveResult("a", msg.ChildReturned(0, b""))
+    returned = states.ResultReported("a", msg.ChildReturned(0, b""))
     play.say(returned, broken_link(play, "b"), broken_link(play, "c"))
     assert waits_s(play) == pytest.approx(play.spec.settings.settle_s)
 
@@ -404,7 +404,7 @@ def test_node_that_comes_later_does_not_keep_a_slot_until_the_next_checkpoint() 
     play.expire()
     assert play.names == ["worker:0", "worker:2"]
     assert sent(play.say(play.joined("b2")), msg.Detach) == ["b2"]
-    actions = play.say(states.CheckpointMade(CheckpointRef("/c/7", 7, 1)))
+    actions = play.say(states.CheckpointCompleted(CheckpointRef("/c/7", 7, 1)))
     assert sent(actions, msg.NewRound) == ["a", "c", "b2"]
 
 
@@ -514,8 +514,8 @@ class Chance:
             "ready": self.play.ready(agent, mostly),
             "break": self.play.broke(agent, generation),
             "leave": self.play.left(agent),
-            "return": states.ChildGaveResult(agent, msg.ChildReturned(generation, b"")),
-            "made": states.CheckpointMade(CheckpointRef("/c", self.count, generation)),
+            "return": states.ResultReported(agent, msg.ChildReturned(generation, b"")),
+            "made": states.CheckpointCompleted(CheckpointRef("/c", self.count, generation)),
         }
         return events.get(kind, events["made"])
 

@@ -22,7 +22,7 @@ from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.datasets.tfos import DataFeed
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.lifecycle.state import LaunchBroke, has_ended
+from sparkdl.driver.lifecycle.state import LaunchFailed, has_ended
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.transfer import infer_task as task
@@ -134,7 +134,7 @@ def test_nodes_that_have_gone_are_no_riddle_the_coordinator_tells_the_cause() ->
 
         with pytest.raises(FeederError, match=r"\] inference at worker:0 failed: .*refused"):
             act()  # it has not failed, as far as is known
-        controller.submit(LaunchBroke(LaunchError("no such layer")))
+        controller.submit(LaunchFailed(LaunchError("no such layer")))
         assert controller.wait_for(lambda view: has_ended(view.state), Deadline.after(SOON_S))
         with pytest.raises(FeederError, match=r"has failed: no such layer .*refused"):
             act()
