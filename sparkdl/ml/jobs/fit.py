@@ -33,16 +33,16 @@ from sparkdl.ml.estimators.training import Training, warn_of_no_numbers, without
 from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster
 from sparkdl.ml.jobs.work import (
     STORED_SCHEMA,
-    Forget,
     Parts,
     Plan,
-    Store,
     Sum,
     Work,
     added,
+    forget,
     num_groups,
     num_steps,
     read_sample,
+    store_partition,
     total,
 )
 from sparkdl.ml.scoring.keras_objects import loaded
@@ -77,10 +77,8 @@ def fit_keras(
     rows, validation = training.rows(dataset)
     made = task.model_spec.made if isinstance(task.model_spec.made, bytes) else None
     with Jobs(dataset.sparkSession, plan) as jobs, jobs.sent(made) as content:
-        small = task
-        if content.value is not None:
-            # As a broadcast: within the task it would travel again in every iteration.
-            small = replace(task, model_spec=replace(task.model_spec, made=b""))
+        # As a broadcast: within the task it would travel again in every iteration.
+        small = replace(task, model_spec=replace(task.model_spec, made=b"")) if made else task
         learner = partial(KerasLearner, small, content)
         master, start_s = KerasMaster(task), time.monotonic()
         history = jobs.train(master, learner, task.columns.names, rows, validation)
@@ -126,6 +124,7 @@ class Jobs:
             )
         self._context: SparkContext = context
         self._plan, self._name = plan, secrets.token_hex(6)
+        self._group = f"sparkdl {self._name}"
         self._kept: list[RDD[Any]] = []
 
     def __enter__(self) -> Jobs:
@@ -136,12 +135,8 @@ class Jobs:
             cancel_jobs(self._context, self._group)  # one that was interrupted may still run
             with named_jobs(self._context, self._group, "remove the rows"):
                 for each in self._kept:
-                    each.mapPartitions(Forget(self._name)).collect()
+                    each.mapPartitions(partial(forget, self._name)).collect()
                     each.unpersist()
-
-    @property
-    def _group(self) -> str:
-        return f"sparkdl {self._name}"
 
     @contextmanager
     def sent(self, value: Any) -> Iterator[Any]:
@@ -206,11 +201,10 @@ class Jobs:
         names, wanted = data.columns, self._plan.partitions
         data, known = addressed(data)
         data = data.select([known[names.index(name)] for name in columns])
-        store = Store(self._name, role, columns)
+        store = partial(store_partition, self._name, role, columns)
         with self._named(f"keep {role} rows"):
             again = data.mapInArrow(store, STORED_SCHEMA).rdd
             if again.getNumPartitions() != wanted:
-                # A shuffle of the DataFrame is a job of its own.
                 again = spread(data, wanted).mapInArrow(store, STORED_SCHEMA).rdd
             # A step of its own: `again` stays unpersisted, or its tasks would not bring rows along.
             kept = again.mapPartitions(lambda records: records)

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.keras_train import (
-    Fitting,
-    KerasTask,
-    arranged,
-)
+from sparkdl.ml.estimators.keras_train import Fitting, KerasTask, arranged
 from sparkdl.ml.scoring.share import task_share
 from sparkdl.ml.scoring.tensorflow import check_backend, prepare_worker
 from sparkdl.values.ndarrays import Array
@@ -80,7 +76,6 @@ def batch_of(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[A
 
 
 def as_arrays(variables: Sequence[Any]) -> tuple[Array, ...]:
-    """Return the values of Keras' variables."""
     import keras
 
     # A copy: on the CPU the memory may be shared, and the next step changes it.
@@ -122,10 +117,7 @@ class KerasMaster:
         self.task, self.model = task, task.model_spec.model()
         _check(self.model)
         self.callbacks = keras.callbacks.CallbackList(
-            task.made_callbacks(),
-            add_history=True,
-            model=self.model,
-            epochs=task.epochs,
+            task.made_callbacks(), add_history=True, model=self.model, epochs=task.epochs
         )
 
     def begin(self, sample: dict[str, Array]) -> None:

@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 
 _DIRECT = 4
 """Up to so many partitions are added by the driver itself: a shuffle would cost more."""
-STORED_SCHEMA = "part int, rows long, digest long, sample binary"
-_STORED = pa.schema(
-    {"part": pa.int32(), "rows": pa.int64(), "digest": pa.int64(), "sample": pa.binary()}
-)
+STORED_SCHEMA = "part long, rows long, digest long, sample binary"
 _CHECKED_ROWS = 64
 """Sparse vectors are made dense by so many rows."""
 _EVALUATION_ROWS = 256
@@ -76,9 +73,7 @@ class Rows:
     ) -> dict[str, Array]:
         """Return the rows of one of `steps` mini-batches: every row is in one of them.
 
-        Args:
-            columns: those that `store` was given.
-            order: seed and epoch, which decide the order; None for the order that Spark gave.
+        Seed and epoch (`order`) decide the order; without them it is Spark's.
         """
         # By fractions: the batches differ by one row at most.
         start, stop = (at * int(self._starts[-1]) // steps for at in (step, step + 1))
@@ -117,16 +112,9 @@ def path_of(folder: Path, role: str, part: int, digest: int) -> Path:
 
 
 def store(
-    folder: Path,
-    role: str,
-    part: int,
-    columns: Sequence[str],
-    batches: Iterable[pa.RecordBatch],
+    folder: Path, role: str, part: int, columns: Sequence[str], batches: Iterable[pa.RecordBatch]
 ) -> tuple[int, int, bytes]:
-    """Write a partition's rows into `folder`; the file appears when all are there.
-
-    Args:
-        batches: each is written before the next is asked for.
+    """Write a partition's rows into `folder`, batch by batch; the file appears when all are there.
 
     Returns:
         The number of rows; a digest of all values, which shows whether they are the same when Spark
@@ -244,8 +232,6 @@ def added(pairs: Iterable[tuple[int, Sum]]) -> Iterator[tuple[int, Sum]]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a training as jobs."""
-
     partitions: int
     batch_size: int
     epochs: int
@@ -263,23 +249,18 @@ class Parts:
     digests: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Store:
-    """For `DataFrame.mapInArrow`: stores each partition's rows on its executor."""
+def store_partition(
+    job: str, role: str, columns: tuple[str, ...], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Store a partition's rows on its executor; yield one row that describes it."""
+    from pyspark import TaskContext
 
-    job: str
-    role: str
-    columns: tuple[str, ...]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Store a partition; yield one row that describes it."""
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        part = context.partitionId()
-        stored = part, *store(folder_of(self.job), self.role, part, self.columns, batches)
-        yield pa.RecordBatch.from_pylist([dict(zip(_STORED.names, stored, strict=True))], _STORED)
+    context = TaskContext.get()
+    assert context is not None
+    part = context.partitionId()
+    rows, digest, sample = store(folder_of(job), role, part, columns, batches)
+    found = {"part": part, "rows": rows, "digest": digest, "sample": sample}
+    yield pa.RecordBatch.from_pylist([found])
 
 
 @dataclass(frozen=True)
@@ -337,10 +318,10 @@ class Work:
         return total(Sum(number, metrics=model.evaluate(batch)) for batch in batches)
 
     def _model(self) -> KerasLearner:
-        """Return this process's model, with the weights of now; the oldest one is let go."""
+        """Return this process's model, with the current weights; the oldest is dropped."""
         global _has_settled
         if self.job not in _learners:
-            # A model that was frozen and is let go below would never be collected.
+            # A model that was frozen and is dropped below would never be collected.
             gc.unfreeze()
             while len(_learners) >= _MAX_LEARNERS:
                 del _learners[next(iter(_learners))]
@@ -352,20 +333,13 @@ class Work:
         return model
 
 
-@dataclass(frozen=True)
-class Forget:
-    """Takes the rows of a job from the executors' disks, and its model from this worker."""
-
-    job: str
-
-    def __call__(self, records: Iterable[Any]) -> Iterator[Any]:
-        """Forget; yields nothing."""
-        # All are read, or Spark ends this Python worker.
-        list(records)
-        shutil.rmtree(folder_of(self.job), ignore_errors=True)
-        _learners.pop(self.job, None)
-        _rows.cache_clear()
-        yield from ()
+def forget(job: str, records: Iterable[Any]) -> Iterator[Any]:
+    """Remove the rows of a job from the executor's disk, and its model from this worker."""
+    list(records)  # all are read, or Spark ends this Python worker
+    shutil.rmtree(folder_of(job), ignore_errors=True)
+    _learners.pop(job, None)
+    _rows.cache_clear()
+    return iter(())
 
 
 _learners: dict[str, KerasLearner] = {}
@@ -375,9 +349,9 @@ _rows = lru_cache(maxsize=16)(Rows)
 
 
 def _settle() -> None:
-    """Spark's workers collect garbage after each task, which takes long over a framework's objects.
+    """Freeze a framework's objects, once the first step has made the last of them.
 
-    They are frozen after the first step, which has made the last of them.
+    Spark's workers collect garbage after each task, which would take long over them.
     """
     global _has_settled
     if not _has_settled:
