@@ -228,7 +228,7 @@ class SerialExecutor:
     def _claim(self, name: str | None) -> None:
         if name in self._under_way:
             raise ConfigError(
-                f"{name} is under way already: give each operation a name of its own, or "
+                f"{name} is under way already: give each operation its own name, or "
                 "synchronize the first one before the next"
             )
         if name:

@@ -60,7 +60,7 @@ _HOROVOD = {
         "spark.keras.optimizer spark.keras.tensorflow spark.keras.util spark.lightning.datamodule "
         "spark.lightning.util spark.torch.datamodule spark.torch.util"
     ),
-    "a base class for launchers of your own, and processes are started in one way alone: use "
+    "a base class for your own launchers, and there is only one way to start processes: use "
     "num_proc, or SparkBackend(num_proc)": "spark.common.backend.Backend",
     "a part of Horovod's stores: they have train_path, val_path and runs_path": (
         "spark.common.store.AbstractFilesystemStore spark.common.store.Store"

@@ -28,7 +28,7 @@ class Roles:
         chief: name of the chief's role, `chief` or TensorFlow 1's `master`, if one of the nodes is
             to be a chief.
         evaluator: whether one of the nodes is an evaluator.
-        coordinator: whether the chief alone runs `map_fun`, on servers that ps and workers run,
+        coordinator: whether only the chief runs `map_fun`, on servers that ps and workers run,
             see docs/parameter-servers.md; by default with TensorFlow and `ps`. `False` runs
             `map_fun` on all nodes.
         ps_on_driver: run the parameter servers on the driver's machine, without slots of Spark.

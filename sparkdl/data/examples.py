@@ -31,7 +31,7 @@ from sparkdl.values.types import SPARK_NAMES
 _NO_PLACE = (
     "which a TFRecord cannot hold. Cast it: decimals to double or string, dates and timestamps to "
     "bigint or string, ML vectors by vector_to_array, structs, maps and arrays of arrays to "
-    "columns of their own or to JSON"
+    "separate columns or to JSON"
 )
 # As protoc writes it. TensorFlow's Example has no field 2; a SequenceExample's lists are there:
 #     message BytesList { repeated bytes value = 1; }, FloatList and Int64List alike

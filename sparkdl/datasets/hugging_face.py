@@ -105,7 +105,7 @@ class _FeedExamples:
         if self._state_dict and self._state_dict["rows"]:
             raise ConfigError(
                 "the state of a dataset says how many rows were used, not which: a feed resumes "
-                "from ctx.checkpoint alone. Leave out load_state_dict"
+                "only from ctx.checkpoint. Leave out load_state_dict"
             )
         reader = self.batches.reader
         # Trainers look at the first row more often than once: no pass is abandoned for it.

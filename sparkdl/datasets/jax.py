@@ -53,7 +53,7 @@ class JaxBatches:
         x: column of the features, or several columns for a dict of features.
         y: column or columns of the labels.
         batches: of the share that this process reads, see `GlobalRows.share_of`.
-        sharding: for all columns, so its spec names the first dimension alone, like `P("data")`.
+        sharding: for all columns, so its spec names only the first dimension, like `P("data")`.
         prefetch: how many batches to put onto the device in advance.
     """
 
@@ -173,7 +173,7 @@ class GlobalRows:
         except ValueError as error:
             raise ConfigError(
                 f"column {name!r} {list(column.shape)} of {self.processes} nodes cannot be sharded "
-                f"by {self.sharding}: it must split the first dimension, and it alone, and the "
+                f"by {self.sharding}: it must split only the first dimension, and the "
                 f"batch size must be a multiple of a node's devices: {error}"
             ) from error
         # A function of the module, because jit compiles again for each new function.

@@ -42,7 +42,7 @@ FEEDS = "_sparkdl_feeds"
 def patch_fit_for_feeds() -> None:
     """Patch Keras 3, where imported, to follow its feeds. Idempotent."""
     if "tf_keras" in sys.modules:
-        _warn_of("this is tf_keras, and sparkdl follows Keras 3 alone")
+        _warn_of("this is tf_keras, and sparkdl supports only Keras 3")
     if "keras" not in sys.modules:
         return
     found = patches()

@@ -261,7 +261,7 @@ class _FeedDataset:
         if not self._sparkdl_is_resumed:
             raise ConfigError(
                 "the state of a loader says how many batches were used, not which rows: a feed "
-                "resumes from ctx.checkpoint alone. Save the loader's state within ctx.checkpoint, "
+                "resumes only from ctx.checkpoint. Save the loader's state within ctx.checkpoint, "
                 "and load it only if there is a ctx.last_checkpoint"
             )
 
@@ -286,7 +286,7 @@ class _FeedDataset:
         """
         if self._batches is None or os.getpid() != self._pid:
             raise ConfigError(
-                "the feed can be read in the node's process alone, and this is another. Workers "
+                "the feed can be read only in the node's process, and this is another. Workers "
                 "are those of DataLoader(dataset, batch_size=None, num_workers=…) with this very "
                 "dataset, and not with one made of it"
             )

@@ -126,8 +126,8 @@ def doctor(
     Every check has a time limit: an executor that does not answer is a finding.
 
     Args:
-        spark: the session (or context); `None` for the active one. Without any, this machine alone
-            is looked at.
+        spark: the session (or context); `None` for the active one. Without any, only this
+            machine is checked.
         nodes: how many the training will have; by default one on each executor.
         framework: its framework, `plain` for none; by default all installed ones are imported.
         num_gpus: GPUs for each node, as for `launch`.

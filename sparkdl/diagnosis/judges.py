@@ -348,7 +348,7 @@ def _storage_advice(url: str) -> str:
         return "Mount it on all hosts at the same path, or give a URL that all reach"
     return (
         "Give the executors' Python its own credentials and region, by environment or role: "
-        "spark.hadoop.* settings are the JVM's alone"
+        "spark.hadoop.* settings apply only to the JVM"
     )
 
 

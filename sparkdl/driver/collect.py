@@ -104,7 +104,7 @@ class Checkpoints:
             if node not in parts and self._last.get(node, -1) > step:
                 return (
                     f"{name} has called ctx.checkpoint({self._last[node]}) without "
-                    f"ctx.checkpoint({step}); all nodes have to make the same checkpoints"
+                    f"ctx.checkpoint({step}); all nodes must make the same checkpoints"
                 )
         for earlier, others in self._parts.items():
             # Steps grow, so the leader can never call an earlier one.
@@ -112,7 +112,7 @@ class Checkpoints:
                 node = next(iter(others))
                 return (
                     f"{names[leader]} has called ctx.checkpoint({step}) without "
-                    f"ctx.checkpoint({earlier}), which {names[node]} has called; all nodes have to "
+                    f"ctx.checkpoint({earlier}), which {names[node]} has called; all nodes must "
                     "make the same checkpoints"
                 )
         return ""

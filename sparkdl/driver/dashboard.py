@@ -111,7 +111,7 @@ def folder_of_records(folder: str | os.PathLike[str]) -> str:
     if found.scheme not in ("", "file") or found.netloc:
         raise ConfigError(
             f"record={text!r} is a URL, and lines are appended to files of the driver's machine: "
-            "give a path there, perhaps one at which that storage is mounted"
+            "give a path there, for example where that storage is mounted"
         )
     own = os.path.abspath(os.path.expanduser(found.path if found.scheme else text))
     try:

@@ -70,7 +70,7 @@ def _adapt(stock: Function, layer: Any, data: Any, *args: Any, **kwargs: Any) ->
     if readers_of(data):
         raise ConfigError(
             f"{type(layer).__name__}.adapt() was given the feed of one of several nodes: each "
-            "would learn other values from rows of its own. Learn them in the driver's program, of "
+            "would learn other values from its own rows. Learn them in the driver's program, of "
             "the DataFrame, and give the layer the result: vocabulary=…, mean= and variance=…, "
             "bin_boundaries=…"
         )

@@ -46,8 +46,8 @@ def callback_for(
         every_epochs = 1
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         raise ConfigError(
-            "TF_USE_LEGACY_KERAS is set, and sparkdl.keras.Checkpoint saves models of Keras 3 "
-            "alone: leave it out, or save in a callback of your own by ctx.checkpoint(step)"
+            "TF_USE_LEGACY_KERAS is set, and sparkdl.keras.Checkpoint saves only models of "
+            "Keras 3: leave it out, or save in your own callback by ctx.checkpoint(step)"
         )
     base: Any = import_module("keras").callbacks.Callback
     patch_fit_for_feeds()

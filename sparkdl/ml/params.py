@@ -161,8 +161,8 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("num_gpus", None, _whole(0), "GPUs for each node; by default what Spark assigned, or one"),
     ("max_restarts", 0, _whole(0), "How often all nodes restart after a failure, from the last "
      "checkpoint, if there is a checkpoint_dir"),
-    ("checkpoint_dir", None, _text, "Folder that all nodes reach. Each fit has a folder of its own "
-     "in it for its checkpoints, which is deleted when it has succeeded"),
+    ("checkpoint_dir", None, _text, "Folder that all nodes reach. Each fit has its own folder in "
+     "it for its checkpoints, which is deleted when it has succeeded"),
     ("framework", "tensorflow", _text, "Framework of the nodes: tensorflow, torch, plain"),
     # for transform
     ("output_types", {}, _dict, "DataFrame column to its type: 'vector', or a type of Spark like "

@@ -138,7 +138,7 @@ class NodeContext(LegacyContext):
                 error. Adds columns `"tokens.length"`, int64 `[rows]`, and `"tokens.mask"`, bool
                 `[rows, length]`, false where a row is filled up.
             steps: each `iter` is so many batches, and the next one goes on behind it, over the end
-                of an epoch; fewer come at the feed's end alone. By default an `iter` is an epoch,
+                of an epoch; fewer come only at the feed's end. By default an `iter` is an epoch,
                 and one that is left early begins again, in another order if it is shuffled.
 
         Returns:

@@ -301,7 +301,7 @@ def _structs(column: pa.Array, where: str) -> Array:
         except ValueError as error:
             raise FeedTypeError(f"{where} holds {error}; they must have one size") from None
     raise FeedTypeError(
-        f"{where} is a {column.type}, which is no array. Feed its parts as columns of their own, "
+        f"{where} is a {column.type}, which is no array. Feed its parts as separate columns, "
         "for example df.select('name.*') for a struct or df.select(col('name')['key']) for a "
         "map, or name the columns that are wanted"
     )
@@ -316,7 +316,7 @@ def _arrays(column: pa.Array, _codec: Codec, _where: str) -> Array:
 
 def _no_array(_column: pa.Array, codec: Codec, where: str) -> Array:
     raise FeedTypeError(
-        f"{where} holds a {codec.name}, which is no array. Feed its parts as fields of their own, "
+        f"{where} holds a {codec.name}, which is no array. Feed its parts as separate fields, "
         "or name the columns that are wanted"
     )
 

@@ -268,7 +268,7 @@ def test_feed_that_brings_nothing_fails_in_the_training_loop() -> None:
 def test_dataset_is_read_in_the_nodes_process_alone() -> None:
     with Arrivals() as it:
         data = copy.copy(dataset(it))  # by pickling, as for a worker
-        with pytest.raises(ConfigError, match="in the node's process alone"):
+        with pytest.raises(ConfigError, match="only in the node's process"):
             iter(data)
         data = dataset(it)
         data._pid += 1  # as if forked
@@ -354,5 +354,5 @@ def test_state_of_a_loader_is_that_of_ctx_checkpoint() -> None:
         data = resumed(it, True)
         data.load_state_dict(data.state_dict())
         assert values(data) == list(range(40))
-        with pytest.raises(ConfigError, match=r"resumes from ctx\.checkpoint alone"):
+        with pytest.raises(ConfigError, match=r"resumes only from ctx\.checkpoint"):
             resumed(it, False).load_state_dict({})

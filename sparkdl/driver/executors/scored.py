@@ -56,7 +56,7 @@ def check_distinct(columns: Sequence[str], names: Iterable[str], is_exact: bool 
     if several := [name for name in dict.fromkeys(names) if counts[folded(name)] > 1]:
         raise ConfigError(
             f"the DataFrame has several columns {', '.join(map(repr, several))}; its columns are "
-            f"{', '.join(columns)}. Give each a name of its own: df.toDF(name, …) by place, "
+            f"{', '.join(columns)}. Give each its own name: df.toDF(name, …) by position, "
             "df.drop(other['x']) after a join, or join with on='x'"
         )
 

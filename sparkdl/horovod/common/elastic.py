@@ -113,7 +113,7 @@ class ObjectState:
     def commit(self) -> None:
         """Keep the state as it is now, in a checkpoint; all processes call it, at the same step.
 
-        A restart resumes here. Without `checkpoint_dir` it is kept in memory alone, for `restore`.
+        A restart resumes here. Without `checkpoint_dir` it is kept only in memory, for `restore`.
 
         Raises:
             ConfigError: if a feed is read ahead, by tf.data or workers of a DataLoader.
@@ -124,7 +124,7 @@ class ObjectState:
         if ctx is None or ctx.checkpoint_dir is None:
             if not self._commits:
                 _log.warning(
-                    "state.commit() keeps the state in memory alone, where a restart does not find "
+                    "state.commit() keeps the state only in memory, where a restart does not find "
                     "it: launch with checkpoint_dir, and max_restarts"
                 )
             self._commits += 1
@@ -163,7 +163,7 @@ class ObjectState:
         if not path.is_file():
             raise CheckpointError(
                 f"{last.url} is no commit of hvd.elastic: {_FILE} is not in it. Choose a "
-                "checkpoint_dir of its own for this training"
+                "separate checkpoint_dir for this training"
             )
         self._commits = last.step
         kept = cloudpickle.loads(path.read_bytes())

@@ -54,7 +54,7 @@ def run(
     runner.refuse(**{name: options.pop(name, None) for name in _REFUSED})
     if hostfile := options.pop("hostfile", None):
         raise ConfigError(
-            f"hostfile={hostfile!r}: processes are started on this machine alone. Leave it out, "
+            f"hostfile={hostfile!r}: processes are started only on this machine. Leave it out, "
             "or use sparkdl.horovod.spark.run"
         )
     count = np or num_proc or 1

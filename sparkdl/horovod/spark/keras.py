@@ -159,8 +159,8 @@ def translated(callbacks: Any, rate: float | None, logs: str | None) -> list[Any
     for each in callbacks:
         if isinstance(each, Warmup):
             raise ConfigError(
-                "callbacks has a LearningRateWarmupCallback, which works in horovod.spark.run "
-                "alone: give a keras.callbacks.LearningRateScheduler"
+                "callbacks has a LearningRateWarmupCallback, which works only in "
+                "horovod.spark.run: give a keras.callbacks.LearningRateScheduler"
             )
         own = copy.copy(each)
         if isinstance(each, Schedule) and rate is not None:

@@ -252,7 +252,7 @@ def _check(optimizer: Any) -> None:
         raise ConfigError(
             f"Keras runs on {keras.backend.backend()}: set KERAS_BACKEND=tensorflow for the "
             "executors (spark.executorEnv.KERAS_BACKEND), or use sparkdl.horovod.torch in a "
-            "loop of your own"
+            "loop that you write"
         )
 
 

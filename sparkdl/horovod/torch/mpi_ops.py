@@ -403,7 +403,7 @@ def join(device: int = -1) -> int:
 
     Raises:
         CollectiveError: if a process was lost. A process that calls another operation than sums,
-            averages and optimizer steps meanwhile gets this error alone; the joined processes
+            averages and optimizer steps meanwhile is the only one to get it; the joined processes
             continue to wait.
         ConfigError: if there is an optimizer of a process set, which would wait for ever.
     """

@@ -326,13 +326,13 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
 
     Args:
         optimizer: any of PyTorch's.
-        named_parameters: like `model.named_parameters()`; names are for messages alone.
+        named_parameters: like `model.named_parameters()`; names are only for messages.
         compression: of what travels.
-        backward_passes_per_step: gradients of so many backward passes are added up locally, and
+        backward_passes_per_step: gradients of this many backward passes are added up locally, and
             reduced once.
         op: `hvd.Average` or `Sum`; `Min`, `Max` and `Product` too.
         gradient_predivide_factor: gradients are divided by it before they are summed, and by the
-            rest of the number of processes afterwards; with `hvd.Average` alone.
+            rest of the number of processes afterwards; only with `hvd.Average`.
         num_groups, groups: accepted; buckets are made by size.
         sparse_as_dense: accepted; sparse gradients travel as dense ones, and `step` gets sparse
             ones.

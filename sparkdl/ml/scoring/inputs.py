@@ -107,7 +107,7 @@ def _check(column: str, kind: t.DataType, tensor: Tensor) -> None:
             f"column {column!r} is of type {kind.simpleString()}, which cannot feed the model's "
             f"input {tensor}"
             + (
-                ". Give its parts as columns of their own"
+                ". Give its parts as separate columns"
                 if tensor.dtype == ANY
                 else ". Cast it, or map another column to the input"
             )

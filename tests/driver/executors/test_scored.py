@@ -35,7 +35,7 @@ def test_two_columns_of_one_name_are_refused() -> None:
 
 def test_name_of_several_columns_is_refused_with_what_to_do() -> None:
     check_names(["V", "v"], ["x"], is_exact=True)
-    advice = r"several columns 'V', 'v'; its columns are V, v. Give each a name of its own: df.toDF"
+    advice = r"several columns 'V', 'v'; its columns are V, v. Give each its own name: df.toDF"
     with pytest.raises(ConfigError, match=advice):
         check_names(["V", "v"], ["x"])
     with pytest.raises(ConfigError, match="several columns 'x'; its columns are x, y, x"):

@@ -168,7 +168,7 @@ def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame)
         with pytest.raises(ConfigError, match=wrong):
             predict(frame, **(arguments | change))
     structs = frame.select(f.struct("id").alias("s"))
-    with pytest.raises(ConfigError, match="Give its parts as columns of their own"):
+    with pytest.raises(ConfigError, match="Give its parts as separate columns"):
         predict(structs, calls, ["s"], "y float")
 
 

@@ -77,10 +77,10 @@ _HINTS = (
 _STEPS = "an epoch is a pass over the rows, fit(df.sample(…)) makes it shorter"
 _REFUSED = {
     "backend_env": "set spark.executorEnv.NAME of the Spark session",
-    "backward_passes_per_step": "1 alone: multiply batch_size by it",
+    "backward_passes_per_step": "only 1: multiply batch_size by it",
     "checkpoint_callback": "add the callback keras.callbacks.EarlyStopping(monitor, "
     "patience=epochs, restore_best_weights=True)",
-    "data_module": "rows reach the processes in one way alone: use transformation_fn",
+    "data_module": "there is only one way of rows to the processes: use transformation_fn",
     "label_shapes": "labels have the shapes of the outputs: let the loss reshape them",
     "loss_constructors": "give loss=, it is pickled to the processes",
     "terminate_on_nan": "add the callback EarlyStopping('loss', check_finite=True)",
