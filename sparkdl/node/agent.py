@@ -119,7 +119,7 @@ class Agent:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        if isinstance(self._state, states.Gone):
+        if isinstance(self._state, states.Ended):
             self._ended.set()
         elif isinstance(self._state, states.Leaving | states.Ending):
             wait_s = self._state.deadline_s - time.monotonic()
@@ -219,7 +219,7 @@ class Agent:
     @property
     def _begun(self) -> int | None:
         """The generation of the child that runs `map_fun`; `None` while none does."""
-        return self._state.generation if isinstance(self._state, states.Begun) else None
+        return self._state.generation if isinstance(self._state, states.Running) else None
 
     def _on_child_exit(self, status: int) -> None:
         self._observation.end()
@@ -262,7 +262,7 @@ class Agent:
 
     def _on_owner_lost(self, reason: str) -> None:
         _log.info("%s ends: %s", self._agent_spec.node.name, reason)
-        self.handle(states.Orphaned(reason))
+        self.handle(states.OwnerLost(reason))
 
     # The coordinator.
 

@@ -2,13 +2,13 @@
 
 Runs in: agent
 
-    Ready ──Begin──▶ Begun ──returned──▶ Leaving ──exited──▶ Idle ──NewRound──▶ Ready
-      │                │ └────raised────▶ Leaving                │
-      │                └──exited─────────────────────────────────▶ (reported as failed)
-      └──StopChild, NewRound, Stop──▶ Ending ──exited──▶ Idle | Ready | Gone
+    Ready ──Begin──▶ Running ──returned──▶ Leaving ──exited──▶ Idle ──NewRound──▶ Ready
+      │                │ └─────raised─────▶ Leaving                │
+      │                └──exited──────────────────────────────────▶ (reported as failed)
+      └──StopChild, NewRound, Stop──▶ Ending ──exited──▶ Idle | Ready | Ended
 
 `step(state, event, now_s)` returns the next state and the actions that the agent has to perform.
-Losing the coordinator or the owner (the Spark task or the executor) leads to `Gone` from
+Losing the coordinator or the owner (the Spark task or the executor) leads to `Ended` from
 everywhere, the child killed on the way.
 """
 
@@ -39,7 +39,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class Begun:
+class Running:
     generation: int
 
 
@@ -65,11 +65,11 @@ class Idle:
 
 
 @dataclass(frozen=True)
-class Gone:
+class Ended:
     """The agent ends."""
 
 
-State = Ready | Begun | Leaving | Ending | Idle | Gone
+State = Ready | Running | Leaving | Ending | Idle | Ended
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class StopRequested:
 
 
 @dataclass(frozen=True)
-class Orphaned:
+class OwnerLost:
     reason: str
 
 
@@ -122,7 +122,7 @@ Event = (
     | RoundRequested
     | ChildStopRequested
     | StopRequested
-    | Orphaned
+    | OwnerLost
     | DeadlinePassed
 )
 
@@ -161,7 +161,7 @@ class CloseFeeds:
 
 Action = Spawn | StartChild | Terminate | Kill | ReportEnd | CloseFeeds
 S = TypeVar("S", bound=State)
-WithChild = TypeVar("WithChild", Ready, Begun, Leaving)
+WithChild = TypeVar("WithChild", Ready, Running, Leaving)
 Step = tuple[S, list[Action]]
 """The result of a handler: `Step[Idle | Ready]` where the next state is one of these."""
 
@@ -173,14 +173,14 @@ def step(state: State, event: Event, now_s: float) -> Step[State]:
 # A child waits for its world, trains, and reports how `map_fun` has ended.
 
 
-def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step[Ready | Begun]:
+def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step[Ready | Running]:
     # A late message about another round.
     if event.world.generation != state.generation:
         return state, []
-    return Begun(state.generation), [StartChild(event.world, event.resume)]
+    return Running(state.generation), [StartChild(event.world, event.resume)]
 
 
-def _reported_end(state: Ready | Begun, event: ChildReportedEnd, now_s: float) -> Step[Leaving]:
+def _reported_end(state: Ready | Running, event: ChildReportedEnd, now_s: float) -> Step[Leaving]:
     leaving = Leaving(state.generation, event.outcome, now_s + EXIT_GRACE_S)
     outcome = event.outcome
     # Feeders whose rows are refused show this text to the user.
@@ -188,7 +188,7 @@ def _reported_end(state: Ready | Begun, event: ChildReportedEnd, now_s: float) -
     return leaving, [CloseFeeds(why)]
 
 
-def _exited_unreported(state: Ready | Begun, event: ChildExited, now_s: float) -> Step[Idle]:
+def _exited_unreported(state: Ready | Running, event: ChildExited, now_s: float) -> Step[Idle]:
     report = ReportEnd(state.generation, event.status)
     how = status_in_words(event.status)
     # Kill is for the processes that the child has started and left in its group.
@@ -250,7 +250,7 @@ def _ending_round(state: Ending, event: RoundRequested, now_s: float) -> Step[En
     return replace(state, then="round", generation=event.generation), []
 
 
-def _stop(state: Ready | Begun | Leaving, event: StopRequested, now_s: float) -> Step[Ending]:
+def _stop(state: Ready | Running | Leaving, event: StopRequested, now_s: float) -> Step[Ending]:
     return _end_child("gone", state.generation, event.grace_s, now_s)
 
 
@@ -259,8 +259,8 @@ def _ending_stop(state: Ending, event: StopRequested, now_s: float) -> Step[Endi
     return replace(state, then="gone", deadline_s=min(state.deadline_s, now_s + event.grace_s)), []
 
 
-def _idle_stop(state: Idle, event: StopRequested, now_s: float) -> Step[Gone]:
-    return Gone(), []
+def _idle_stop(state: Idle, event: StopRequested, now_s: float) -> Step[Ended]:
+    return Ended(), []
 
 
 def _ending_expired(state: Ending, event: DeadlinePassed, now_s: float) -> Step[Ending]:
@@ -268,17 +268,17 @@ def _ending_expired(state: Ending, event: DeadlinePassed, now_s: float) -> Step[
     return replace(state, deadline_s=math.inf), [Kill()]
 
 
-def _ending_exited(state: Ending, event: ChildExited, now_s: float) -> Step[Idle | Ready | Gone]:
+def _ending_exited(state: Ending, event: ChildExited, now_s: float) -> Step[Idle | Ready | Ended]:
     if state.then == "idle":
         return Idle(state.generation), [Kill()]
     if state.then == "round":
         return Ready(state.generation), [Kill(), Spawn(state.generation)]
-    return Gone(), [Kill()]
+    return Ended(), [Kill()]
 
 
-def _orphaned(state: State, event: Orphaned, now_s: float) -> Step[Gone]:
+def _owner_lost(state: State, event: OwnerLost, now_s: float) -> Step[Ended]:
     # First of all nothing trains any more: another host may be given the node's place.
-    return Gone(), [Kill(), CloseFeeds(event.reason)]
+    return Ended(), [Kill(), CloseFeeds(event.reason)]
 
 
 TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] = {
@@ -288,21 +288,21 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Ready, RoundRequested): _round,
     (Ready, ChildStopRequested): _child_stop,
     (Ready, StopRequested): _stop,
-    (Ready, Orphaned): _orphaned,
-    (Begun, WorldBegan): stay,
-    (Begun, ChildReportedEnd): _reported_end,
-    (Begun, ChildExited): _exited_unreported,
-    (Begun, RoundRequested): _round,
-    (Begun, ChildStopRequested): _child_stop,
-    (Begun, StopRequested): _stop,
-    (Begun, Orphaned): _orphaned,
+    (Ready, OwnerLost): _owner_lost,
+    (Running, WorldBegan): stay,
+    (Running, ChildReportedEnd): _reported_end,
+    (Running, ChildExited): _exited_unreported,
+    (Running, RoundRequested): _round,
+    (Running, ChildStopRequested): _child_stop,
+    (Running, StopRequested): _stop,
+    (Running, OwnerLost): _owner_lost,
     (Leaving, WorldBegan): stay,
     (Leaving, ChildReportedEnd): stay,  # the first one counts
     (Leaving, ChildExited): _leaving_exited,
     (Leaving, RoundRequested): _round,
     (Leaving, ChildStopRequested): _child_stop,
     (Leaving, StopRequested): _stop,
-    (Leaving, Orphaned): _orphaned,
+    (Leaving, OwnerLost): _owner_lost,
     (Leaving, DeadlinePassed): _leaving_expired,
     (Ending, WorldBegan): stay,
     (Ending, ChildReportedEnd): stay,
@@ -310,15 +310,15 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Ending, RoundRequested): _ending_round,
     (Ending, ChildStopRequested): stay,
     (Ending, StopRequested): _ending_stop,
-    (Ending, Orphaned): _orphaned,
+    (Ending, OwnerLost): _owner_lost,
     (Ending, DeadlinePassed): _ending_expired,
     (Idle, WorldBegan): stay,
     (Idle, RoundRequested): _idle_round,
     (Idle, ChildStopRequested): _idle_child_stop,
     (Idle, StopRequested): _idle_stop,
-    (Idle, Orphaned): _orphaned,
+    (Idle, OwnerLost): _owner_lost,
 }
 """Every legal pair of state and event; `stay`: the event is expected and means nothing.
 
-Nothing is of interest once a node is `Gone`.
+Nothing is of interest once a node is `Ended`.
 """

@@ -23,7 +23,7 @@ FAILURE = Failure("worker:0", "exception", "ValueError: no", 1.0)
 ERROR = Raised(FAILURE, 9.0)
 
 READY = states.Ready(1)
-BEGUN = states.Begun(1)
+RUNNING = states.Running(1)
 RETURNING = states.Leaving(1, RESULT, 10.0 + states.EXIT_GRACE_S)
 RAISING = states.Leaving(1, ERROR, 10.0 + states.EXIT_GRACE_S)
 KILLED = states.Leaving(1, RESULT, math.inf)
@@ -31,7 +31,7 @@ ENDING_IDLE = states.Ending("idle", 1, 13.0)
 ENDING_ROUND = states.Ending("round", 2, 10.0)
 ENDING_GONE = states.Ending("gone", 1, 13.0)
 IDLE = states.Idle(1)
-GONE = states.Gone()
+ENDED = states.Ended()
 
 BEGAN = states.WorldBegan(WORLD)
 RETURNED = states.ChildReportedEnd(RESULT)
@@ -41,7 +41,7 @@ SEGFAULTED = states.ChildExited(-11)
 STOP_CHILD = states.ChildStopRequested(1, grace_s=3.0)
 STOP_FAILED = states.ChildStopRequested(1, 3.0, "worker:0 raised ValueError")
 STOP = states.StopRequested(grace_s=3.0)
-ORPHANED = states.Orphaned("the executor is gone")
+OWNER_LOST = states.OwnerLost("the executor is gone")
 EXPIRED = states.DeadlinePassed()
 
 ENDS: list[states.Action] = [states.CloseFeeds("the node ends"), states.Terminate()]
@@ -66,7 +66,7 @@ GOES: list[states.Action] = [
 
 STEPS: list[Row] = [
     # Ready: a child waits for its world.
-    (READY, BEGAN, BEGUN, [states.StartChild(WORLD)]),
+    (READY, BEGAN, RUNNING, [states.StartChild(WORLD)]),
     (READY, RETURNED, RETURNING, HAS_ENDED),
     (READY, RAISED, RAISING, HAS_RAISED),
     (READY, EXITED, IDLE, [*HAS_EXITED, states.ReportEnd(1, 0)]),
@@ -75,20 +75,20 @@ STEPS: list[Row] = [
     (READY, STOP_CHILD, ENDING_IDLE, ENDS),
     (READY, STOP_FAILED, ENDING_IDLE, ALL_FAILED),
     (READY, STOP, ENDING_GONE, ENDS),
-    (READY, ORPHANED, GONE, GOES),
+    (READY, OWNER_LOST, ENDED, GOES),
     *ignored(READY, states.WorldBegan(World(0, ())), states.WorldBegan(World(2, ())),
              states.RoundRequested(1), states.RoundRequested(0),
              states.ChildStopRequested(0, 3.0)),
-    # Begun: the child has its world.
-    (BEGUN, RETURNED, RETURNING, HAS_ENDED),
-    (BEGUN, RAISED, RAISING, HAS_RAISED),
-    (BEGUN, EXITED, IDLE, [*HAS_EXITED, states.ReportEnd(1, 0)]),
-    (BEGUN, states.RoundRequested(2), ENDING_ROUND, ENDS),
-    (BEGUN, STOP_CHILD, ENDING_IDLE, ENDS),
-    (BEGUN, STOP_FAILED, ENDING_IDLE, ALL_FAILED),
-    (BEGUN, STOP, ENDING_GONE, ENDS),
-    (BEGUN, ORPHANED, GONE, GOES),
-    *ignored(BEGUN, BEGAN, states.RoundRequested(1), states.ChildStopRequested(0, 3.0)),
+    # Running: the child has its world.
+    (RUNNING, RETURNED, RETURNING, HAS_ENDED),
+    (RUNNING, RAISED, RAISING, HAS_RAISED),
+    (RUNNING, EXITED, IDLE, [*HAS_EXITED, states.ReportEnd(1, 0)]),
+    (RUNNING, states.RoundRequested(2), ENDING_ROUND, ENDS),
+    (RUNNING, STOP_CHILD, ENDING_IDLE, ENDS),
+    (RUNNING, STOP_FAILED, ENDING_IDLE, ALL_FAILED),
+    (RUNNING, STOP, ENDING_GONE, ENDS),
+    (RUNNING, OWNER_LOST, ENDED, GOES),
+    *ignored(RUNNING, BEGAN, states.RoundRequested(1), states.ChildStopRequested(0, 3.0)),
     # Leaving: the outcome is known, and told once the process has ended.
     (RETURNING, EXITED, IDLE, [states.Kill(), states.ReportEnd(1, RESULT)]),
     (RETURNING, SEGFAULTED, IDLE, [states.Kill(), states.ReportEnd(1, RESULT)]),
@@ -98,13 +98,13 @@ STEPS: list[Row] = [
     (RETURNING, states.RoundRequested(2), ENDING_ROUND, ENDS),
     (RETURNING, STOP_CHILD, ENDING_IDLE, ENDS),
     (RETURNING, STOP, ENDING_GONE, ENDS),
-    (RETURNING, ORPHANED, GONE, GOES),
+    (RETURNING, OWNER_LOST, ENDED, GOES),
     *ignored(RETURNING, RAISED, BEGAN, states.RoundRequested(1),
              states.ChildStopRequested(0, 3.0)),
     # Ending: the child was told to go; what follows may change, the time only shrinks.
     (ENDING_IDLE, EXITED, IDLE, [states.Kill()]),
     (ENDING_ROUND, EXITED, states.Ready(2), [states.Kill(), states.Spawn(2)]),
-    (ENDING_GONE, EXITED, GONE, [states.Kill()]),
+    (ENDING_GONE, EXITED, ENDED, [states.Kill()]),
     (ENDING_IDLE, EXPIRED, states.Ending("idle", 1, math.inf), [states.Kill()]),
     (ENDING_ROUND, EXPIRED, states.Ending("round", 2, math.inf), [states.Kill()]),
     (ENDING_GONE, EXPIRED, states.Ending("gone", 1, math.inf), [states.Kill()]),
@@ -114,15 +114,15 @@ STEPS: list[Row] = [
     (ENDING_ROUND, STOP, states.Ending("gone", 2, 10.0), []),
     (states.Ending("idle", 1, 30.0), states.StopRequested(1.0), states.Ending("gone", 1, 11.0), []),
     (states.Ending("idle", 1, math.inf), STOP, ENDING_GONE, []),
-    (ENDING_IDLE, ORPHANED, GONE, GOES),
+    (ENDING_IDLE, OWNER_LOST, ENDED, GOES),
     *ignored(ENDING_IDLE, states.RoundRequested(1), STOP_CHILD, BEGAN, RETURNED),
     (ENDING_ROUND, states.RoundRequested(1), ENDING_ROUND, []),
     (ENDING_GONE, states.RoundRequested(2), ENDING_GONE, []),
     # Idle: the log is still here.
     (IDLE, states.RoundRequested(2), states.Ready(2), [states.Spawn(2)]),
     (IDLE, STOP_FAILED, IDLE, [WHY]),
-    (IDLE, STOP, GONE, []),
-    (IDLE, ORPHANED, GONE, GOES),
+    (IDLE, STOP, ENDED, []),
+    (IDLE, OWNER_LOST, ENDED, GOES),
     *ignored(IDLE, BEGAN, states.RoundRequested(1), STOP_CHILD),
 ]  # fmt: skip
 """At 10 s: state, what happens, the state after, what is done."""
@@ -140,9 +140,9 @@ def test_every_legal_pair_is_stepped_through() -> None:
 
 def test_what_no_child_and_no_timer_does_is_illegal() -> None:
     no_deadline = {
-        (state, states.DeadlinePassed) for state in (states.Ready, states.Begun, states.Idle)
+        (state, states.DeadlinePassed) for state in (states.Ready, states.Running, states.Idle)
     }
-    is_over = {(states.Gone, event) for event in get_args(states.Event)}
+    is_over = {(states.Ended, event) for event in get_args(states.Event)}
     no_child = {(states.Idle, event) for event in (states.ChildReportedEnd, states.ChildExited)}
     assert illegal(states.State, states.Event, states.TRANSITIONS) == (
         no_deadline | no_child | is_over
