@@ -294,7 +294,7 @@ def _thinned(marks: Iterable[Any]) -> list[Any]:
 
 
 def _legend(phases: set[str]) -> str:
-    shown = {word: color for phase, (word, color) in PHASES.items() if phase in phases}
+    shown = {label: color for phase, (label, color) in PHASES.items() if phase in phases}
     chips = [f'<span style="color:{c}">&#9632;</span> {escape(w)}' for w, c in shown.items()]
     lines = {"failure": _BAD, "checkpoint": _SAVED}
     chips += [f'<span style="color:{color}">&#9474;</span> {w}' for w, color in lines.items()]

@@ -235,8 +235,8 @@ class Nodes(Page):
             self._table.height = _table_height(len(rows))
         show_data(self._source, data)
         self._table.view.tags = [history.now_s]  # Bokeh's table looks again when its view changes
-        counts = Counter(_word(row) for row in rows)
-        text = ", ".join(f"{count:,} {escape(word)}" for word, count in sorted(counts.items()))
+        counts = Counter(_label(row) for row in rows)
+        text = ", ".join(f"{count:,} {escape(label)}" for label, count in sorted(counts.items()))
         show_text(self._counts, f"<p>{text}</p>")
 
 
@@ -268,7 +268,7 @@ _ROW_HEIGHT = 28
 _NODE_COLUMNS = (
     Column("rank", "Rank", 45, lambda row: row.rank if row.rank >= 0 else ""),
     Column("name", "Node", 85, lambda row: row.name),
-    Column("state", "State", 90, lambda row: _word(row), color="tone"),
+    Column("state", "State", 90, lambda row: _label(row), color="tone"),
     Column("step", "Step", 60, lambda row: _known(row.step), "0,0"),
     Column("step_ms", "Step, ms", 70, lambda row: 1000 * row.step_s, "0,0.[0]"),
     Column("used", "Rows used", 85, _fed(lambda row: row.used), "0,0"),
@@ -295,7 +295,7 @@ def _metrics(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number:.4g}" for name, number in metrics.items())
 
 
-def _word(row: NodeRow) -> str:
+def _label(row: NodeRow) -> str:
     return "failed" if row.problem else PHASES.get(row.state, (row.state,))[0]
 
 
@@ -320,8 +320,8 @@ def _headline(history: History) -> str:
         duration(history.elapsed_s),
     ]
     text = " · ".join(part for part in parts if part)
-    word = "stopped early" if state == "stopped" else state
-    return f'<p role="status"><b class="{tone}">{escape(word)}</b> · {text}</p>'
+    label = "stopped early" if state == "stopped" else state
+    return f'<p role="status"><b class="{tone}">{escape(label)}</b> · {text}</p>'
 
 
 def _metric_names(history: History) -> list[str]:
@@ -331,7 +331,7 @@ def _metric_names(history: History) -> list[str]:
 
 def _tiles(history: History) -> str:
     rows, columns = history.rows(), history.samples.series.columns
-    counts = Counter(_word(row) for row in rows)
+    counts = Counter(_label(row) for row in rows)
     word, count = counts.most_common(1)[0] if counts else ("", 0)
     steps = [row for row in rows if row.step >= 0]
     rates = [row.rate for row in rows if row.rate > 0]

@@ -411,9 +411,9 @@ class Controller:
             return  # another round begins, at a checkpoint that has been decided
         registry, world = state.registry, state.world
         if isinstance(message, msg.CheckpointPart):
-            word = self.checkpoints.part(world, node_id, message, self.events.now_s())
-            if word is not None and word[0] in registry.agents:
-                self.server.send(registry.agents[word[0]].hello.agent_id, word[1])
+            reply = self.checkpoints.part(world, node_id, message, self.events.now_s())
+            if reply is not None and reply[0] in registry.agents:
+                self.server.send(registry.agents[reply[0]].hello.agent_id, reply[1])
         elif ref := self.checkpoints.done(world.generation, message):
             _log.info("Cluster %s: checkpoint %s is complete", self.spec.cluster_id, ref.url)
             for feed, epoch in self.checkpoints.coverage.covered_to(world.generation).items():

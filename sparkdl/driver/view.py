@@ -34,7 +34,7 @@ class ClusterView:
     spooled: deque[tuple[int, Spooled]] = field(default_factory=deque)
     """New reports of rows in agents' spools, by node id, that the feeds have not handled yet."""
     progress: int = 0
-    """Counts feed messages with news, so that a wait can distinguish progress from silence."""
+    """Counts feed messages that change something: a wait distinguishes progress from silence."""
     tensorboard: BoardStarted | None = None
     joined: set[tuple[int, int]] = field(default_factory=set)
     """Node and process id of each agent that has ever joined."""

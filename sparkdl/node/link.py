@@ -252,7 +252,7 @@ class AgentLink:
         return message, socket.socket(fileno=fd)
 
     def wait_commit(self, step: int, deadline: Deadline) -> CheckpointCommit | None:
-        """Wait for news of the checkpoint of `step`; `None` if there were none in time."""
+        """Wait for a reply about the checkpoint of `step`; `None` if there was none in time."""
         return self._wait(CheckpointCommit, lambda reply: reply.step == step, deadline)
 
     def all_gather(self, value: Any, timeout_s: float, node: str, generation: int) -> list[Any]:

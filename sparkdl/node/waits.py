@@ -69,7 +69,7 @@ class WaitWatch:
         self._has_others = has_others
         self._ident, self._main = threading.get_ident(), threading.get_native_id()
         self._totals: dict[Doing, float] = dict.fromkeys(("works", "rows", "others", "unknown"), 0)
-        self._is_told = False
+        self._reads_kernel = False
         self._is_ready, self._is_over = threading.Event(), threading.Event()
         self._random = random.Random()  # the module's own belongs to user code, which seeds it
         self._thread = threading.Thread(target=self._run, name="sparkdl-waits", daemon=True)
@@ -91,8 +91,8 @@ class WaitWatch:
 
     def _run(self) -> None:
         try:
-            self._is_told = self._tries_kernel()
-            self._has_others = self._has_others and self._is_told
+            self._reads_kernel = self._tries_kernel()
+            self._has_others = self._has_others and self._reads_kernel
             self._is_ready.set()
             self._watch()
         except FeedClosedError:
@@ -136,7 +136,7 @@ class WaitWatch:
         location = location_of(main)
         if location == "rows":
             return "rows"
-        sleeps_in = _sleeps_in(self._main) if self._is_told else ""
+        sleeps_in = _sleeps_in(self._main) if self._reads_kernel else ""
         if sleeps_in == _RUNNING or "nanosleep" in sleeps_in:
             return "works"
         beside = {ident: location_of(frame) for ident, frame in frames.items()}

@@ -33,7 +33,7 @@ class Nodes:
         world: the current nodes; `None` while a new world gathers.
         problem: why the cluster cannot be fed any more: a failure (`has_failed`), or its shutdown.
         finished: nodes that have returned or failed for good.
-        progress: counts the news of all feeds: a larger number means that rows have moved.
+        progress: counts the changes of all feeds: a larger number means that rows have moved.
     """
 
     generation: int | None = None
@@ -105,7 +105,7 @@ class Run:
         carried: rows of `epoch` by node id that nodes have before it is fed.
         sent: rows from feeders by node id; each once, however often it is read.
         is_unwanted: user code of a node has ended the call, or no node is left.
-        progress, quiet_s: the last news of all feeds, and when the feed timeout is over.
+        progress, quiet_s: the last change of all feeds, and when the feed timeout is over.
     """
 
     call: Call

@@ -64,7 +64,7 @@ class OwnFiles(threading.Thread):
         super().__init__(name=f"sparkdl-reading-{feed}", daemon=True)
         self.reader = FeedReader(feed, self._on_message, registry)
         self.order: FileOrder | None = None
-        self._told = report
+        self._on_report = report
         self._memory_nbytes = memory_nbytes
         self._changed = threading.Condition()
         self._is_stopped = self._has_news = False
@@ -102,7 +102,7 @@ class OwnFiles(threading.Thread):
     def _on_message(self, message: Local) -> None:
         # The reader's lock may be held.
         if isinstance(message, Consumed):
-            self._told(structs.replace(message, is_own=True))
+            self._on_report(structs.replace(message, is_own=True))
         with self._changed:
             match message:
                 case Consumed():

@@ -93,7 +93,7 @@ class FeedRegistry:
         self.is_resumed = self.tracks = False
         self.raised: SparkdlError | None = None
         self.own: set[str] = set()
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
         self._begun: set[str] = set()
         self._touched_s = 0.0
         self._timeout_s: float | None = None
@@ -119,8 +119,8 @@ class FeedRegistry:
             self._timeout_s = spec.settings.feeding.timeout_s
 
     def warn(self, feed: str, text: str) -> None:
-        if (feed, text) not in self._told:
-            self._told.add((feed, text))
+        if (feed, text) not in self._warned:
+            self._warned.add((feed, text))
             _log.warning("Feed %r: %s", feed, text)
 
     def begin(self, feed: str) -> None:
