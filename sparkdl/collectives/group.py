@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 import cloudpickle
 
 from sparkdl.collectives.transport import (
-    Alone,
+    NoTransport,
     Op,
     Reduction,
     Transport,
@@ -260,7 +260,7 @@ class Group(SerialExecutor):
         self,
         rank: int,
         ranks: Sequence[int],
-        wire: Transport | Alone,
+        wire: Transport | NoTransport,
         key: bytes = b"",
         subwire: Callable[[str, int, int], Transport] | None = None,
         number: str = "world",
@@ -485,7 +485,7 @@ class Group(SerialExecutor):
         if self.rank not in wanted:
             return None
         number, rank, size = f"{self._number}/{self._count}", wanted.index(self.rank), len(wanted)
-        wire: Transport | Alone = Alone()
+        wire: Transport | NoTransport = NoTransport()
         if size > 1:
             assert self._subwire is not None, "one of several members has connections"
             wire = self._subwire(number, rank, size)
@@ -536,7 +536,7 @@ def connect(
         timeout_s: of the connecting, and of each operation.
     """
     if size == 1:
-        return Group(0, (rank,), Alone())
+        return Group(0, (rank,), NoTransport())
     mark_collective_used()
     has_torch = find_spec("torch") is not None
     # First, so that its port can travel with the other values.

@@ -52,7 +52,7 @@ class Reduction:
         return f"{self.op.value}, x {self.prescale:g}, x {self.postscale:g}"
 
 
-class Alone:
+class NoTransport:
     def close(self) -> None:
         """Do nothing."""
 

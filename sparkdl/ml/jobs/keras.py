@@ -40,7 +40,7 @@ class KerasLearner:
         if content is not None and content.value is not None:
             model_spec = replace(model_spec, made=content.value)
         self._task, self._model = task, model_spec.model()
-        self._model.optimizer = _keeper(self._model.optimizer.name)
+        self._model.optimizer = _gradient_recorder(self._model.optimizer.name)
         # Built now, so that its variables exist before `load` sets them.
         self._model.optimizer.build(self._model.trainable_variables)
         # Each random layer of Keras has such a variable, from which it draws.
@@ -87,11 +87,11 @@ def assign(variables: Sequence[Any], values: Sequence[Array]) -> None:
         variable.assign(value)
 
 
-def _keeper(name: str) -> Any:
+def _gradient_recorder(name: str) -> Any:
     """Return an optimizer that changes nothing and keeps the gradients it is given."""
     import keras
 
-    class Keeper(keras.optimizers.Optimizer):  # type: ignore[misc]
+    class GradientRecorder(keras.optimizers.Optimizer):  # type: ignore[misc]
         def build(self, variables: Any) -> None:
             if not self.built:
                 super().build(variables)
@@ -101,7 +101,7 @@ def _keeper(name: str) -> Any:
             index = self._get_variable_index(variable)
             self.assign(self.gradients[index], keras.ops.convert_to_tensor(gradient))
 
-    return Keeper(learning_rate=0.0, name=name)
+    return GradientRecorder(learning_rate=0.0, name=name)
 
 
 class KerasMaster:
