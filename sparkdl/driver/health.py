@@ -158,7 +158,7 @@ class Watch:
     """The last observation of the training."""
 
     generation: int = -1
-    signs: Mapping[int, object] = field(default_factory=dict)
+    keys: Mapping[int, object] = field(default_factory=dict)
     since_s: float = 0.0
     looked_s: float = 0.0
     is_reported: bool = False
@@ -182,11 +182,11 @@ def look(
     if asleep_s > timeout_s / 2:  # the driver itself stood still and has not processed messages
         watch = replace(watch, since_s=watch.since_s + asleep_s)
     judged = [node for node in nodes if node.has_reported] or list(nodes)
-    signs = {node.node_id: _sign(node) for node in judged}
+    keys = {node.node_id: _progress_key(node) for node in judged}
     is_waiting = all(node.is_idle for node in judged)
     # Nodes without rows wait for the feed, and the feed has a timeout of its own.
-    if is_waiting or generation != watch.generation or signs != watch.signs:
-        return Watch(generation, signs, now_s, now_s), None
+    if is_waiting or generation != watch.generation or keys != watch.keys:
+        return Watch(generation, keys, now_s, now_s), None
     watch = replace(watch, looked_s=now_s)
     still_s = now_s - watch.since_s
     are_in = all(node.has_entered for node in nodes)
@@ -195,7 +195,7 @@ def look(
     return replace(watch, is_reported=True), _hang(generation, nodes, still_s)
 
 
-def _sign(node: Progress) -> object:
+def _progress_key(node: Progress) -> object:
     if node.has_reported:
         return node.step, node.batches, node.rows
     return node.has_entered, node.log_nbytes

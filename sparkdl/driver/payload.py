@@ -37,7 +37,7 @@ def pickled(map_fun: Callable[..., Any], args: Any) -> bytes:
         return dumps((map_fun, args))
     except Exception as error:
         # Only after the failure: pickling each variable by itself takes long with large ones.
-        what = "; ".join(culprits(map_fun, args)) or "something that map_fun refers to"
+        what = "; ".join(unpicklable(map_fun, args)) or "something that map_fun refers to"
         raise ConfigError(
             f"map_fun and its arguments go to the executors by pickle, which refuses {what} "
             f"({type(error).__name__}: {error}). Create it inside map_fun. Nodes have no Spark: "
@@ -94,7 +94,7 @@ def check_arity(function: Callable[..., Any]) -> None:
         ) from None
 
 
-def culprits(map_fun: Callable[..., Any], args: Any = None) -> list[str]:
+def unpicklable(map_fun: Callable[..., Any], args: Any = None) -> list[str]:
     """Name the values that cannot be pickled, of `map_fun`'s variables and of `args`."""
     function = map_fun.func if isinstance(map_fun, partial) else map_fun
     named: list[tuple[str, Any]] = []

@@ -222,10 +222,10 @@ def share_gpus(
             return GpuShare(note=f"{seen}: {error}")
         if not has_driver():
             raise SparkConfigError(
-                f"{_wish(wanted, who)}: the host has no NVIDIA driver. {_ADVICE}, or run the nodes "
+                f"{_need(wanted, who)}: the host has no NVIDIA driver. {_ADVICE}, or run the nodes "
                 "on hosts with GPUs"
             ) from None
-        raise FrameworkMissingError(f"{_wish(wanted, who)}: {error}. {_ADVICE}") from None
+        raise FrameworkMissingError(f"{_need(wanted, who)}: {error}. {_ADVICE}") from None
     return _claimed_share(1 if wanted is None else wanted, gpus, who, environ)
 
 
@@ -238,7 +238,7 @@ def _assigned_share(
     owned = owned_gpus(assigned[:wanted], environ)
     if wanted is not None and wanted > len(owned):
         raise SparkConfigError(
-            f"{_wish(wanted, who)}: Spark assigned {', '.join(assigned) or 'none'} to its task, of "
+            f"{_need(wanted, who)}: Spark assigned {', '.join(assigned) or 'none'} to its task, of "
             f"which CUDA_VISIBLE_DEVICES of its executor shows {len(owned)}. Lower num_gpus, or "
             "raise spark.task.resource.gpu.amount and spark.executor.resource.gpu.amount"
         )
@@ -258,7 +258,7 @@ def _claimed_share(
     visible = visible_gpus(environ)
     limit = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={','.join(visible)})"
     raise SparkConfigError(
-        f"{_wish(count, who)}: {len(gpus)} found{limit}, {free} free. {_ADVICE}, have fewer nodes "
+        f"{_need(count, who)}: {len(gpus)} found{limit}, {free} free. {_ADVICE}, have fewer nodes "
         f"on a host, end what computes there, or have Spark assign GPUs ({docs_page('gpus')})"
     )
 
@@ -275,5 +275,5 @@ def _claim(names: Sequence[str], count: int) -> dict[str, socket.socket] | None:
         return claims
 
 
-def _wish(count: int, who: str) -> str:
+def _need(count: int, who: str) -> str:
     return f"{who} on host {socket.gethostname()} needs {count} of its GPUs (num_gpus={count})"

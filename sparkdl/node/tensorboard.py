@@ -90,7 +90,7 @@ class TensorBoard:
             self._report(BoardStarted(port, process.pid))
             await self._read_on(process)
         except (asyncio.TimeoutError, OSError, LaunchError) as error:
-            problem = self._story(str(error) or f"not within {START_S:g} s")
+            problem = self._problem_text(str(error) or f"not within {START_S:g} s")
             self._report(BoardStarted(problem=problem))
         finally:
             if process is not None:
@@ -110,7 +110,7 @@ class TensorBoard:
         while data := await process.stdout.read(1 << 16):
             self._lines.append(data)
 
-    def _story(self, what: str) -> str:
+    def _problem_text(self, what: str) -> str:
         output = b"".join(self._lines).decode(errors="replace").strip()
         tail = "".join(f"\n  | {line}" for line in output.splitlines()) or " (nothing)"
         return (

@@ -66,7 +66,7 @@ def test_what_cannot_be_called_is_no_map_fun(what: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("map_fun", "args", "culprits"),
+    ("map_fun", "args", "unpicklable"),
     [
         (uses_closure(), None, "the variable 'connection' (_thread.lock)"),
         (by_value(uses_global), None, "the variable 'LOCK' (_thread.lock)"),
@@ -82,13 +82,13 @@ def test_what_cannot_be_called_is_no_map_fun(what: Any) -> None:
     ],
 )  # fmt: skip
 def test_what_refuses_to_be_pickled_is_named(
-    map_fun: Callable[..., Any], args: Any, culprits: str
+    map_fun: Callable[..., Any], args: Any, unpicklable: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         pickle_user_code(map_fun, args)
     text = str(refused.value)
     assert text.startswith(
-        f"map_fun and its arguments go to the executors by pickle, which refuses {culprits} ("
+        f"map_fun and its arguments go to the executors by pickle, which refuses {unpicklable} ("
     )
     assert "Create it inside map_fun" in text
     assert refused.value.__cause__ is not None

@@ -165,7 +165,7 @@ def reads_extra_epochs(
     )
 
 
-def standstill(state: Delivering | Cutting | Reading) -> FeedTimeoutError:
+def stall_error(state: Delivering | Cutting | Reading) -> FeedTimeoutError:
     counts = state.feed.nodes.counts_of(state.run.node_ids)
     # A node with unread rows stands still itself. The others may be waiting for it.
     behind = {n: c for n, c in counts.items() if c.given.rows < c.rows_received and not c.closed}

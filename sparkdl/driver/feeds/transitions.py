@@ -42,7 +42,7 @@ from sparkdl.driver.feeds.report import (
     covered_report,
     no_rows,
     report,
-    standstill,
+    stall_error,
     warn_of_lost,
 )
 from sparkdl.driver.feeds.state import (
@@ -594,7 +594,7 @@ def _idle_seen(state: Idle, event: NodesSeen, now_s: float) -> Step[Idle]:
 def _watch(state: W, now_s: float) -> Step[W]:
     if now_s < state.deadline_s:
         return state, []
-    return replace(state, error=standstill(state)), []
+    return replace(state, error=stall_error(state)), []
 
 
 # small parts

@@ -37,7 +37,7 @@ Names = str | Sequence[str]
 Tail = Literal["short", "pad", "drop"]
 
 
-class _Sign(Enum):
+class _BatchMark(Enum):
     """What an iteration yields besides batches.
 
     A batch FOLLOWS: it is made when the next element is asked for. The iteration is OVER: the epoch
@@ -48,7 +48,7 @@ class _Sign(Enum):
     OVER = auto()
 
 
-Step = Columns | _Sign
+Step = Columns | _BatchMark
 
 
 @dataclass
@@ -145,7 +145,7 @@ class EpochBatches:
     def __iter__(self) -> Iterator[Columns]:
         # Not a generator itself: the feed is claimed when the loop begins, not at its first
         # batch.
-        return (step for step in self._begin() if not isinstance(step, _Sign))
+        return (step for step in self._begin() if not isinstance(step, _BatchMark))
 
     def ahead(self) -> Iterator[Columns | None]:
         """Iterate for code that reads ahead: `None` stands behind the last batch.
@@ -153,8 +153,8 @@ class EpochBatches:
         The epoch is not over before something is asked for behind it. Ask when the training has
         had all batches: until then the epoch begins again if the loop over it is left.
         """
-        steps = (step for step in self._begin(is_ahead=True) if step is not _Sign.FOLLOWS)
-        return (None if isinstance(step, _Sign) else step for step in steps)
+        steps = (step for step in self._begin(is_ahead=True) if step is not _BatchMark.FOLLOWS)
+        return (None if isinstance(step, _BatchMark) else step for step in steps)
 
     def _begin(self, is_ahead: bool = False) -> Iterator[Step]:
         self.reader.registry.watch.look()
@@ -231,7 +231,7 @@ class _Passes:
                     return
             yield columns
             del columns
-        yield _Sign.OVER
+        yield _BatchMark.OVER
         with self._lock:
             if token is self._current:
                 self._count = 0
@@ -250,14 +250,14 @@ class _Passes:
         assert self._epoch is not None
         self._follows = False
         found = next(self._epoch, None)
-        return None if isinstance(found, _Sign) else found
+        return None if isinstance(found, _BatchMark) else found
 
     def _has_next(self) -> bool:
         """Whether a batch follows in the epoch; if none does, the epoch is over."""
         if self._epoch is not None and not self._follows:
             epoch, self._epoch = self._epoch, None
-            sign = next(epoch, _Sign.OVER)
-            if sign is _Sign.OVER:
+            sign = next(epoch, _BatchMark.OVER)
+            if sign is _BatchMark.OVER:
                 next(epoch, None)
             else:
                 self._epoch, self._follows = epoch, True
@@ -375,7 +375,7 @@ class _Epoch:
 
     def _yield_batch(self, rows: int, repeated: int = 0) -> Generator[Step, None, bool]:
         """Yield a batch of `rows` rows and `repeated` more; return false if another has claimed."""
-        yield _Sign.FOLLOWS
+        yield _BatchMark.FOLLOWS
         parts: list[Part] = []
         if rows:
             # The last batch stays here, because a step without a row repeats one of its rows.
@@ -409,7 +409,7 @@ class _Epoch:
                 return
         mark = self._mark
         if mark is None or not mark.goes_on:
-            yield _Sign.OVER
+            yield _BatchMark.OVER
         rest, waiting = self._rows.rest(), dict[int, int]()
         # The rest of an epoch, without a row for each node, comes first in the next epoch.
         if self._of.is_even and mark is not None and mark.goes_on and mark.rows:

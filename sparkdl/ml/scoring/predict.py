@@ -22,7 +22,7 @@ from sparkdl.driver.executors.scored import (
     result_schema,
     tells_cases,
 )
-from sparkdl.driver.payload import culprits, dumps
+from sparkdl.driver.payload import dumps, unpicklable
 from sparkdl.ml.params import TABLE
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.inputs import input_columns
@@ -144,7 +144,7 @@ def _pickled(make: Any, names: Sequence[str]) -> bytes:
     try:
         return dumps((make, tuple(names)))
     except Exception as error:
-        what = "; ".join(culprits(make)) or "something that it refers to"
+        what = "; ".join(unpicklable(make)) or "something that it refers to"
         raise ConfigError(
             f"{_name(make)} goes to the executors by pickle, which refuses {what} "
             f"({type(error).__name__}: {error}). Create it inside the function. Executors have no "
