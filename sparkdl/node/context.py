@@ -130,15 +130,15 @@ class NodeContext(LegacyContext):
                 counted in `rows_padded` of the feed's report. `pad`: every batch is filled up to
                 `batch_size`, and has one more column, `sample_weight`, float32 `[rows]`, 0 for rows
                 that only fill. `drop`: they are not used.
-            shuffle: `True` mixes rows within some 32 MB; a number, within so many rows. Epochs that
-                are read from the node's log have their segments in random order as well.
+            shuffle: `True` mixes rows within some 32 MB; a number, within that many rows. Epochs
+                that are read from the node's log have their segments in random order as well.
             seed: for the order; it differs from epoch to epoch.
             pad: the length to which zeros fill up the rows of a column of arrays, `{"tokens":
                 512}`, or `None` for the length of each batch's longest row. Longer rows are an
                 error. Adds columns `"tokens.length"`, int64 `[rows]`, and `"tokens.mask"`, bool
                 `[rows, length]`, false where a row is filled up.
-            steps: each `iter` is so many batches, and the next one goes on behind it, over the end
-                of an epoch; fewer come only at the feed's end. By default an `iter` is an epoch,
+            steps: each `iter` has this many batches, and the next one continues, over the end of
+                an epoch; fewer come only at the feed's end. By default an `iter` is an epoch,
                 and one that is left early begins again, in another order if it is shuffled.
 
         Returns:

@@ -181,7 +181,7 @@ def owned_gpus(assigned: Sequence[str], environ: Mapping[str, str] = os.environ)
             f"Spark assigned GPU {', '.join(unseen)}, and the executor on host "
             f"{socket.gethostname()} sees {len(visible)} GPUs (CUDA_VISIBLE_DEVICES="
             f"{','.join(visible)!r}). Spark's numbers count these from 0: have the discovery "
-            "script print so many, or unset CUDA_VISIBLE_DEVICES on the executor"
+            "script print that many, or unset CUDA_VISIBLE_DEVICES on the executor"
         )
     return tuple(visible[int(each)] if each.isdigit() else each for each in assigned)
 

@@ -107,7 +107,7 @@ def read_batches(
 
     Args:
         place: which shard this is, of how many.
-        window: shuffle within so many rows; 0 for the order in which they are read.
+        window: shuffle within this many rows; 0 for the order in which they are read.
     """
     shard, shards = place
     share, seed = source.shares(shards)[shard], options["seed"] or 0

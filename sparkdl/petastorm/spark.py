@@ -90,7 +90,7 @@ class SparkDatasetConverter:
             num_epochs: how often the rows are read; by default without end. Batches go over the
                 ends of epochs, and the last one may be smaller.
             workers_count: threads that apply `transform_spec`; by default 4.
-            shuffling_queue_capacity: shuffle within so many rows.
+            shuffling_queue_capacity: shuffle within this many rows.
             petastorm_reader_kwargs: `cur_shard` and `shard_count`, by default those of the
                 process: of its node, or as Horovod, MPI or torchrun say; `cur_shard=0,
                 shard_count=1` reads all rows. `seed`, `shuffle_row_groups` (True),

@@ -82,11 +82,11 @@ class EpochBatches:
                 rows before the others gets one of its last again.
             pad: every batch is filled up with rows of weight 0, see `SAMPLE_WEIGHT`.
             drop: they are not used.
-        shuffle: `True` mixes rows within some 32 MB; a number, within so many rows. An epoch that
+        shuffle: `True` mixes rows within some 32 MB; a number, within that many rows. An epoch that
             is read from the node's log has its segments in random order as well.
         seed: of the random order, which differs from epoch to epoch, and where one begins again.
         pad: columns whose rows are filled up to one length, see `tensors.padded`.
-        steps: each `iter` is so many batches, see `_Passes`.
+        steps: each `iter` has this many batches, see `_Passes`.
         convert: takes each batch, as it is handed out.
         stored: the columns that are read of the feed.
     """

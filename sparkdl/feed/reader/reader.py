@@ -280,7 +280,7 @@ class FeedReader:
                     "a loop over it was left early twice in one epoch. Each loop begins "
                     "the epoch again, in another order if it is shuffled, so some of its rows may "
                     "never be read. With steps=…, as in ctx.batches(…, steps=100), a loop ends "
-                    "after so many batches, and the next one goes on behind them",
+                    "after that many batches, and the next one continues behind them",
                 )
             self._is_reported &= before == now.abandoned
             self._changed.notify_all()
@@ -367,7 +367,7 @@ class FeedReader:
                     f"feed {self.feed!r}: a loop over it was left early, and the epoch cannot "
                     "begin again: it does not fit in the node's feed memory, so its first rows "
                     "have been released. Pass steps=… (ctx.batches(…, steps=100)): a loop ends "
-                    "after so many batches, and the next one goes on behind them. Or read the "
+                    "after that many batches, and the next one continues behind them. Or read the "
                     "epoch to its end, or raise Feeding(memory_nbytes=…)"
                 )
             if cursor.next_item is not None:  # before inference, which belongs to no epoch

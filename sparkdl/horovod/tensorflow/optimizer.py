@@ -158,7 +158,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
 
     Args:
         optimizer: of Keras 3.
-        backward_passes_per_step: so many calls add up gradients, and the last one applies them.
+        backward_passes_per_step: this many calls add up gradients, and the last one applies them.
             The optimizer's iterations count updates only.
         average_aggregated_gradients: divide the sum by `backward_passes_per_step`.
         compression, sparse_as_dense, op, gradient_predivide_factor, process_set: see
