@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.ml.scoring.held import load
+from sparkdl.ml.scoring.loaded import load
 from sparkdl.ml.scoring.source import source_of
 from sparkdl.tfos import compat
 

@@ -19,7 +19,7 @@ import cloudpickle
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkdlError, in_words
 from sparkdl.core.files import python_path
 from sparkdl.core.imports import quick_imports
-from sparkdl.ml.scoring.held import load
+from sparkdl.ml.scoring.loaded import load
 from sparkdl.ml.scoring.source import ModelSource, Signature
 
 _DEADLINE_S = 600.0

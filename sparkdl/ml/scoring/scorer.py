@@ -29,7 +29,7 @@ import pyarrow.flight as flight
 from sparkdl.core.errors import in_words
 from sparkdl.core.imports import quick_imports
 from sparkdl.ml.scoring import client
-from sparkdl.ml.scoring.held import load
+from sparkdl.ml.scoring.loaded import load
 from sparkdl.ml.scoring.predictor import Predictor, RowsFailedError
 from sparkdl.ml.scoring.share import Share
 from sparkdl.node.gpus import claim_name

@@ -17,8 +17,8 @@ import pyarrow as pa
 from sparkdl.core.errors import FeedTypeError, InferenceError, ScorerLostError
 from sparkdl.ml.scoring.client import ScorerClient
 from sparkdl.ml.scoring.columns import OutputColumn
-from sparkdl.ml.scoring.held import predictor
 from sparkdl.ml.scoring.inputs import InputColumn, input_values, valid_rows
+from sparkdl.ml.scoring.loaded import predictor
 from sparkdl.ml.scoring.predictor import RowsFailedError
 from sparkdl.ml.scoring.share import Sharing
 from sparkdl.ml.scoring.source import ModelSource

@@ -12,7 +12,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.ml.scoring.describe import signature_of
-from sparkdl.ml.scoring.held import load, predictor
+from sparkdl.ml.scoring.loaded import load, predictor
 from sparkdl.ml.scoring.predictor import load_function
 from sparkdl.ml.scoring.source import (
     ModelSource,

@@ -10,8 +10,8 @@ import pytest
 
 from sparkdl.core.errors import FeedTypeError, InferenceError
 from sparkdl.ml.scoring.columns import OutputColumn
-from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.inputs import InputColumn
+from sparkdl.ml.scoring.loaded import load
 from sparkdl.ml.scoring.source import source_of
 from sparkdl.ml.scoring.task import Score, ScoreBatches
 from tests.ml.conftest import Saved

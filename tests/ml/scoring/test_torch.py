@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.ml.scoring.columns import OutputColumn
-from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.inputs import InputColumn
+from sparkdl.ml.scoring.loaded import load
 from sparkdl.ml.scoring.source import NUMBER, Tensor, source_of_content
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.torch import module_content

@@ -12,7 +12,7 @@ from sparkdl.ml.scoring.source import ModelSource
 from sparkdl.ml.scoring.tensorflow import load_tensorflow
 from sparkdl.ml.scoring.torch import load_torch
 
-_held: dict[ModelSource, Predictor] = {}
+_loaded: dict[ModelSource, Predictor] = {}
 """The one model of this process: Spark gives its Python workers no other place to keep one."""
 
 
@@ -25,17 +25,17 @@ def load(source: ModelSource, share: Share | None = None) -> Predictor:
 
 
 def predictor(source: ModelSource) -> Predictor:
-    """Return the model, loaded if it is not the one that this process holds; another is let go."""
-    if source not in _held:
-        if _held:
-            _held.clear()
+    """Return the model, loaded if it is not the one that this process has; another is dropped."""
+    if source not in _loaded:
+        if _loaded:
+            _loaded.clear()
             gc.unfreeze()
             gc.collect()
         with quick_imports():
             # Equal without the content, of which the loaded model has no need any more.
-            _held[replace(source, content=None)] = load(source, task_share())
+            _loaded[replace(source, content=None)] = load(source, task_share())
         # Spark's workers collect garbage after each task: half a second for a framework's objects,
         # unless these are frozen. To look for garbage among them first takes as long, and finds
         # next to nothing.
         gc.freeze()
-    return _held[source]
+    return _loaded[source]
