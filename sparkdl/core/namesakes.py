@@ -76,7 +76,7 @@ _HOROVOD = {
     "setattr(state, 'epoch', epoch + 1)": (
         "common.elastic.UpdateBatchStateCallback common.elastic.UpdateEpochStateCallback"
     ),
-    "for layers that are not shared: apply their gradients by an optimizer of their own": (
+    "for layers that are not shared: apply their gradients by their own optimizer": (
         "keras.PartialDistributedOptimizer tensorflow.PartialDistributedGradientTape "
         "tensorflow.PartialDistributedOptimizer"
     ),

@@ -215,7 +215,7 @@ class Cluster:
         reader: str = "auto",
         shuffle: str | None = None,
     ) -> Future[FeedReport]:
-        """Call `feed` in a thread of its own, beside other feeds.
+        """Call `feed` in its own thread, beside other feeds.
 
         Example: validation data is there when an epoch of training ends:
         `cluster.feed_async(validation, epochs=3, feed="validation")`, then `cluster.feed(training,

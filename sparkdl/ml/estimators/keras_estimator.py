@@ -43,7 +43,7 @@ class KerasEstimator(
         callbacks: see `setCallbacks`.
         custom_objects: see `setCustomObjects`.
         params: parameters by name. `optimizer`, `loss` and `metrics` may be objects of Keras, and
-            functions and classes of your own.
+            your own functions and classes.
 
     Raises:
         ConfigError: if `model` is neither, or is not compiled and there is no `loss`; if there is
