@@ -63,7 +63,7 @@ class Recovery:
             network outage longer than half of this may cost a restart.
         hang_timeout_s: log all stacks after this many seconds without any step, row or exit; `None`
             for no watch.
-        on_hang: what follows then: `report` nothing more; `fail`: the nodes that stand still have
+        on_hang: what follows then: `report` nothing more; `fail`: the nodes that hang have
             failed, and restart as after any failure.
         keep_checkpoints: how many of the newest are kept in `checkpoint_dir`.
 

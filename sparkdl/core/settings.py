@@ -20,10 +20,10 @@ class Settings:
     Attributes:
         start_timeout_s: until all nodes have gathered.
         max_restarts: after failures within `restart_window_s`, before one is final.
-        recovery: what follows when something is lost or stands still.
+        recovery: what follows when something is lost or hangs.
         feeding: how rows come.
         grace_s: between asking a child to end and killing it.
-        lease_s: for which driver or agent may stand still without harm; after somewhat more the
+        lease_s: for which driver or agent may be frozen without harm; after somewhat more the
             agent ends its child, see `control/lease.py`.
         max_port_retries: new rounds on new ports before a lost port counts as a failure.
         restart_window_s: a restart longer ago than this does not count any more.

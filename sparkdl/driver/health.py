@@ -119,7 +119,7 @@ def steps_of(nodes: Sequence[Progress]) -> tuple[str, dict[int, int]]:
 
 @dataclass(frozen=True)
 class Hang:
-    """A training that stands still.
+    """A training that hangs.
 
     Attributes:
         behind: the nodes with the fewest steps; all, if none has more than another.
