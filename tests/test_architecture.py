@@ -448,6 +448,12 @@ def test_importing_sparkdl_loads_neither_framework_nor_spark() -> None:
     assert not loaded_by("sparkdl") & heavy
 
 
+def test_what_nodes_of_estimators_import_loads_neither_framework_nor_spark_ml() -> None:
+    home = "sparkdl.ml.estimators"  # pyspark.ml imports pandas, and takes a second with it
+    found = loaded_by(f"{home}.keras_train", f"{home}.torch_train")
+    assert not found & {*FRAMEWORKS, "pandas"}
+
+
 # Each rule bites
 
 

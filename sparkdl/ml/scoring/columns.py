@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import from_arrow_type
 
@@ -156,7 +155,7 @@ def class_outputs(
         )
     columns: dict[str, How] = {score_col: "softmax" if tensor.is_logits else "scores"}
     columns |= {logits_col: "scores"} if logits_col else {}
-    fields = [t.StructField(column, VectorUDT()) for column in columns]
+    fields = [t.StructField(column, _declared(VECTOR)) for column in columns]
     schema = t.StructType([*fields, t.StructField(prediction_col, t.DoubleType())])
     columns |= {prediction_col: "class"}
     return schema, tuple(
@@ -190,6 +189,8 @@ def _type(tensor: Tensor, declared: str | None) -> t.DataType:
 
 def _declared(text: str) -> t.DataType:
     if text == VECTOR:
+        from pyspark.ml.linalg import VectorUDT  # with Spark ML a second, that nodes do not need
+
         return VectorUDT()
     failed = f"output_types: {text!r} is no type of Spark"
     return declared_type(text, failed, "'float' or 'array<float>'")

@@ -14,7 +14,6 @@ import numpy as np
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.files import scratch_folder
 from sparkdl.core.imports import advice_on_missing
-from sparkdl.ml.persistence import CODE, unpacked_code
 from sparkdl.ml.scoring.keras_objects import layer_names, loaded, output_names
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
@@ -29,8 +28,12 @@ def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
     if source.format == "saved_model":
         return _saved_model(source)
     check_backend()
+    known = {}
     try:
-        (known,) = unpacked_code({CODE: source.objects}) if source.objects else ({},)
+        if source.objects:
+            from sparkdl.ml.persistence import CODE, unpacked_code  # which imports Spark ML
+
+            (known,) = unpacked_code({CODE: source.objects})
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"the model cannot be made: {error}. {advice_on_missing(error)}"
