@@ -82,7 +82,7 @@ class SparkSessions:
             url = self.start_standalone(workers=0)
         elif master == ML:
             url, special = LOCAL, {"spark.python.daemon.module": "sparkdl.ml.daemon"}
-            special["spark.executorEnv.SPARKDL_PRELOAD"] = "tensorflow,torch,torch._dynamo"
+            special["spark.executorEnv.SPARKDL_PRELOAD"] = "tensorflow,torch"
         self._extra = {**special, **(extra or {})}
         self._session = self._build(url)
         self._master = master if extra is None else None

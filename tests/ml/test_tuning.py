@@ -43,14 +43,14 @@ def test_trials_run_in_parallel_are_pruned_and_fail_each_for_itself() -> None:
         sampler=optuna.samplers.RandomSampler(seed=1),
         pruner=optuna.pruners.ThresholdPruner(upper=50.0),
     )
-    kinds = ["endless", "fails", "a", "a"]
+    kinds = ["endless", "fails", "a"]
     for number, kind in enumerate(kinds):
         study.enqueue_trial({"x": 0.5 * number, "n": number + 1, "kind": kind})
     options: Any = {"parallelism": 2, "nodes": 2, "metric": "loss", "study": study}
-    found = search(None, curve, space, trials=4, **options, **LOCAL)
+    found = search(None, curve, space, trials=3, **options, **LOCAL)
     assert found is study
     states = [trial.state.name for trial in study.trials]
-    assert states == ["PRUNED", "FAIL", "COMPLETE", "COMPLETE"]
+    assert states == ["PRUNED", "FAIL", "COMPLETE"]
     assert study.best_trial.number == 2
     assert study.best_value == 1.0 + 3
     endless, fails, *_ = study.trials
