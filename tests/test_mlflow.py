@@ -125,9 +125,10 @@ def choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Choose:
 
 def falling(args: float, ctx: NodeContext) -> float:
     for step in range(3):
+        if step:  # of reports in quick succession only the last one is sent
+            threading.Event().wait(1.0)
         ctx.report(step, loss=args + ctx.rank - step)
         ctx.barrier()
-        threading.Event().wait(1.0)  # of reports in quick succession only the last one is sent
     return args
 
 

@@ -21,6 +21,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert set(sparkdl.__all__) - inside <= names
 
 
+@pytest.mark.deep  # it takes ten seconds; tests/test_docs.py checks the pages
 def test_it_is_built_without_a_warning() -> None:
     output_of(sys.executable, "-m", "scripts.site", cwd=ROOT)
     page = (ROOT / "build" / "site" / "reference" / "sparkdl.html").read_text(encoding="utf-8")
