@@ -8,9 +8,10 @@
 #   make setup TENSORFLOW=tensorflow      the build for GPUs instead of tensorflow-cpu
 #   make setup TORCH_INDEX=               the build of PyTorch that PyPI has, instead of the one for CPUs
 #   make setup TORCH= JAX=                without PyTorch, without JAX
+#   make bench NAME=feed ARGS="--rows 0.05 --repeats 1"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage docs soak fuzz check bench-launch bench-feed bench-first-row bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls bench-scale bench-volume bench-hosts bench-job screenshots browser peers clean
+.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage docs soak fuzz check bench screenshots browser clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -24,13 +25,13 @@ JAX ?= jax
 ARGS ?=
 MINUTES ?= 1
 INPUTS ?= 1000000
+NAME ?=
 SEED ?=
 # One more than there are cores: few tests keep one busy all the time.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -lt 4 ] || n=4; echo $$((n + 1)))
 TF_CPP_MIN_LOG_LEVEL ?= 2
 
 bin = $(CURDIR)/$(VENV)/bin
-peers_bin = $(CURDIR)/$(PEERS)/bin
 comma := ,
 pytest = $(bin)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 with_java = JAVA_HOME="$$(sh scripts/java.sh)" || exit 1; export JAVA_HOME;
@@ -144,59 +145,15 @@ check: $(VENV)/.installed  ## lint, format, types, architecture, spelling
 	@$(bin)/codespell
 	@$(bin)/python -m pytest -q tests/test_architecture.py tests/test_docs.py
 
-peers: $(PEERS)/.installed  ## build .venv-peers: the other libraries that the benchmarks measure
-
 $(PEERS)/.installed: benchmarks/requirements-peers.txt
 	@python="$(PYTHON)"; [ -n "$$python" ] || python="$$(sh scripts/python.sh)" || exit 1; \
 	  $(PEERS)/bin/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear $(PEERS)
 	@$(PEERS)/bin/python -m pip install -q -r $<
 	@touch $@
 
-bench-%: export CUDA_VISIBLE_DEVICES =  # cores are measured; two nodes would want two GPUs
-
-bench-launch bench-feed bench-overlap bench-inference bench-recovery bench-job: PYSPARK_PYTHON = $(peers_bin)/python
-bench-launch bench-feed bench-overlap bench-inference bench-recovery bench-job: PYSPARK_DRIVER_PYTHON = $(peers_bin)/python
-bench-launch: peers  ## measure the time to launch a cluster, sparkdl against its peers
-	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/launch.py $(ARGS)
-
-bench-feed: peers  ## measure rows/s and CPU time of the feed, against its peers and its limits
-	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/feed.py $(ARGS)
-
-bench-first-row: setup  ## measure the time from a call of feed to the first row, by source
-	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/first_row.py $(ARGS)
-
-bench-overlap: peers  ## measure how far feeding hides behind training
-	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/overlap.py $(ARGS)
-
-bench-tfrecords: setup  ## measure rows/s of reading TFRecord files, against TensorFlow
-	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/tfrecords.py $(ARGS)
-
-bench-inference: peers  ## measure rows/s of TFModel.transform, against its peers and its limit
-	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/inference.py $(ARGS)
-
-bench-recovery: peers  ## measure the time from a kill until the training goes on, against its peers
-	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/recovery.py $(ARGS)
-
-bench-hosts: setup peers  ## measure the time from the loss of a host until the training goes on (as root)
-	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/hosts.py $(ARGS)
-
-bench-job: setup peers  ## measure whole jobs, from the start of the program to scored test rows, against its peers
-	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/job.py $(ARGS)
-
-bench-allreduce: setup  ## measure all-reduce, sparkdl's against the bare collectives below it
-	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/allreduce.py $(ARGS)
-
-bench-frameworks: setup  ## measure the same training by every way, with 1, 2 and 4 nodes
-	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/frameworks.py $(ARGS)
-
-bench-tls: setup  ## measure MB/s of a feed through sockets, with TLS and without
-	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/tls.py $(ARGS)
-
-bench-volume: setup  ## measure a feed of more than memory: 1, 3 and 30 GB
-	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/volume.py $(ARGS)
-
-bench-scale: setup  ## measure what thousands of nodes cost the driver, with simulated agents
-	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/scale.py $(ARGS)
+bench: export CUDA_VISIBLE_DEVICES =  # cores are measured; two nodes would want two GPUs
+bench: setup $(if $(filter-out scale,$(NAME)),$(PEERS)/.installed)  ## measure NAME (feed, inference, job, launch, recovery or scale), see benchmarks/README.md
+	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/$(or $(NAME),$(error NAME=feed, for example)).py $(ARGS)
 
 clean:  ## remove what the verbs made, the environments excepted
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* spark-warehouse

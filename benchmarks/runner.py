@@ -1,4 +1,4 @@
-"""What the benchmarks share: contestants as processes of their own, in turn; medians; tables.
+"""What the benchmarks share: contestants in turn, their results, medians, tables, options.
 
 A contestant is a program that writes JSON lines, each with an `event`, to standard output. All its
 processes inherit an environment variable, by which they are found and, if need be, killed.
@@ -19,13 +19,14 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from contestants.processes import MARK, marked
+from contestants.harness import MARK, marked
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -34,53 +35,97 @@ GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Contestant:
+    """A program to run with these arguments, on one of several sets of data."""
+
+    name: str
+    program: str
+    arguments: Mapping[str, Any]
+    data: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
     """What came of running one contestant once.
 
     Attributes:
+        round: Rounds up to 0 warm the machine up and do not count.
         load: The machine's one-minute load average just before.
         records: What it wrote, one dict for each line.
-        error: Why it failed, or None.
         left_behind: The commands of the processes that it left behind and that were killed.
     """
 
+    contestant: Contestant
+    round: int
     load: float
     records: list[dict[str, Any]] = field(default_factory=list)
     error: str | None = None
     left_behind: list[str] = field(default_factory=list)
 
-    def events(self, event: str) -> list[dict[str, Any]]:
-        """Return the records of one kind."""
-        return [record for record in self.records if record["event"] == event]
+    def values(self, event: str, key: str) -> list[Any]:
+        """Return one value of each record of this event."""
+        return [record.get(key) for record in self.records if record["event"] == event]
 
 
-def run(python: str, program: str, arguments: Sequence[str], deadline_s: float) -> Outcome:
-    """Run one contestant once, for at most `deadline_s` seconds, and kill what is left of it."""
+def wanted(
+    parsed: argparse.Namespace, program: str, ways: Mapping[str, Mapping[str, Any]]
+) -> list[Contestant]:
+    """Return the contestants that `--only` asks for: the ways of a program by name."""
+    return [
+        Contestant(name, program, arguments)
+        for name, arguments in ways.items()
+        if parsed.only.search(name)
+    ]
+
+
+def in_turn(
+    parsed: argparse.Namespace,
+    contestants: Sequence[Contestant],
+    arguments: Callable[[Contestant, list[Result]], Mapping[str, Any]],
+    shown: tuple[str, str],
+) -> list[Result]:
+    """Run all contestants one after another, round after round.
+
+    Args:
+        arguments: Returns what a contestant is given, beside its own; it sees what came before.
+        shown: The event and the figure of it that are printed at once.
+    """
+    results: list[Result] = []
+    for number in range(1 - parsed.warm_up, parsed.repeats + 1):
+        for one in contestants:
+            done = run(parsed, one, number, arguments(one, results))
+            results.append(done)
+            figures = [number_text(one) for one in done.values(*shown) if one is not None]
+            what = done.error or ", ".join(figures) or "done"
+            name = " ".join(filter(None, (one.data, one.name)))
+            print(f"round {number}: {name}: {what}", file=sys.stderr)
+    return results
+
+
+def run(
+    parsed: argparse.Namespace, contestant: Contestant, number: int, more: Mapping[str, Any]
+) -> Result:
+    """Run one contestant, for at most `--deadline-s` seconds, and kill what is left of it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or the contestant would stay
-    token = uuid.uuid4().hex
-    load = os.getloadavg()[0]
-    error = None
+    token, load, error = uuid.uuid4().hex, os.getloadavg()[0], None
     with (
         tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch,
         tempfile.TemporaryFile("w+") as out,
         tempfile.TemporaryFile("w+", errors="replace") as err,
     ):
+        program = str(HERE / "contestants" / contestant.program)
+        arguments = json.dumps({**more, **contestant.arguments})
+        own = {"PYTHONPATH": str(ROOT), "TMPDIR": scratch, "SPARK_LOCAL_DIRS": scratch}
         process = subprocess.Popen(
-            [python, str(HERE / "contestants" / program), *arguments],
+            [parsed.python, program, arguments],
             stdout=out,
             stderr=err,
             cwd=scratch,
-            env=os.environ
-            | {
-                MARK: token,
-                "PYTHONPATH": str(ROOT),
-                "TMPDIR": scratch,
-                "SPARK_LOCAL_DIRS": scratch,
-            },
+            env=os.environ | own | {MARK: token},
             start_new_session=True,
         )
         try:
-            code = process.wait(deadline_s)
+            code = process.wait(parsed.deadline_s)
         except subprocess.TimeoutExpired:
             code = None
             process.kill()
@@ -93,10 +138,10 @@ def run(python: str, program: str, arguments: Sequence[str], deadline_s: float) 
             stream.seek(0)
         records = [json.loads(line) for line in out]
         if code is None:
-            error = f"not done after {deadline_s:.0f} s; last line: {last_line(err)}"
+            error = f"not done after {parsed.deadline_s:.0f} s; last line: {last_line(err)}"
         elif code != 0:
             error = f"exit code {code}: {last_line(err)}"
-    return Outcome(load, records, error, left_behind)
+    return Result(contestant, number, load, records, error, left_behind)
 
 
 def last_line(stream: Iterator[str]) -> str:
@@ -130,22 +175,27 @@ class Figure:
     high: float
 
     @classmethod
-    def of(cls, values: Iterable[float | None]) -> Figure | None:
-        """Return the figure for the values that are there, or None if there are none."""
-        there = [value for value in values if value is not None]
+    def of(cls, values: Iterable[float]) -> Figure | None:
+        """Return the figure for these values, or None if there are none."""
+        there = list(values)
         return cls(statistics.median(there), min(there), max(there)) if there else None
 
     def __str__(self) -> str:
-        return self.show(lambda value: f"{value:.2f}")
-
-    def show(self, form: Callable[[float], str]) -> str:
-        """Return the figure as text, each number in this form."""
-        return f"{form(self.median)} ({form(self.low)}-{form(self.high)})"
+        return f"{number_text(self.median)} ({number_text(self.low)}-{number_text(self.high)})"
 
 
-def thousands(value: float) -> str:
-    """Return a number for a table: with separators, or with two decimals if it is small."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
+def number_text(value: float) -> str:
+    """Return a number for a table, with three digits or more."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def figure(
+    results: Sequence[Result], name: str, event: str, key: str, which: slice = slice(None)
+) -> Figure | None:
+    """Return the figure of a contestant's rounds that count; `which` chooses in each round."""
+    mine = [one for one in results if one.contestant.name == name and one.round > 0]
+    values = [value for one in mine for value in one.values(event, key)[which]]
+    return Figure.of(value for value in values if value is not None)
 
 
 def ratio(of: Figure | None, to: Figure | None) -> float | None:
@@ -153,76 +203,72 @@ def ratio(of: Figure | None, to: Figure | None) -> float | None:
     return of.median / to.median if of and to and to.median else None
 
 
-def markdown(header: Sequence[object], lines: Sequence[Sequence[object]]) -> str:
+Cell = Figure | float | str | None
+Table = Mapping[str, Mapping[str, Cell]]
+"""The rows by name, each with its cells by column."""
+
+
+def markdown(title: str, rows: Table) -> str:
     """Return a Markdown table; what is None is a dash."""
-    rows = [header, ["---"] * len(header), *lines]
-    return "\n".join(
-        "| " + " | ".join("-" if cell is None else str(cell) for cell in row) + " |" for row in rows
-    )
+    columns = list(next(iter(rows.values()), {}))
+    lines = [[title, *columns], ["---"] * (len(columns) + 1)]
+    for name, cells in rows.items():
+        shown = (number_text(c) if isinstance(c, (int, float)) else c for c in cells.values())
+        lines.append([name, *("-" if cell is None else str(cell) for cell in shown)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-class Failure(Protocol):
-    """What `failures` needs to know of a run."""
+def report(
+    parsed: argparse.Namespace,
+    tables: Mapping[str, Table],
+    results: Sequence[Result],
+    **more: object,
+) -> None:
+    """Print the tables by title, what failed and what was left behind; write the JSON."""
+    for title, rows in tables.items():
+        if rows:
+            print(f"{markdown(title, rows)}\n")
+    failed = Counter((one.contestant.name, one.error) for one in results if one.error)
+    for (name, error), count in failed.items():
+        print(f"failed: {name}, {count} times: {error}")
+    left = Counter(one.contestant.name for one in results for _ in one.left_behind)
+    for name, count in left.items():
+        print(f"left behind: {name}, {count} processes in all, killed")
+    cores, machine, python = os.cpu_count(), platform.machine(), platform.python_version()
+    document = {
+        "machine": {"cores": cores, "machine": machine, "python": python},
+        **more,
+        "tables": tables,
+        "runs": results,
+    }
+    parsed.json.parent.mkdir(parents=True, exist_ok=True)
+    parsed.json.write_text(json.dumps(document, indent=2, default=asdict) + "\n")
 
-    contestant: str
-    error: str | None
-    left_behind: list[str]
 
-
-def failures(runs: Sequence[Failure]) -> list[str]:
-    """Return lines: what failed, and how often; what was left behind."""
-    errors: dict[tuple[str, str], int] = {}
-    left: dict[str, int] = {}
-    for one in runs:
-        if one.error:
-            key = (one.contestant, one.error)
-            errors[key] = errors.get(key, 0) + 1
-        if one.left_behind:
-            left[one.contestant] = left.get(one.contestant, 0) + len(one.left_behind)
-    lines = [f"failed: {name}, {count} times: {error}" for (name, error), count in errors.items()]
-    return lines + [
-        f"left behind: {name}, {count} processes in all, killed" for name, count in left.items()
-    ]
-
-
-def options(description: str | None, name: str, deadline_s: float) -> argparse.ArgumentParser:
+def options(
+    description: str | None, deadline_s: float, repeats: int = 5, warm_up: int = 1
+) -> argparse.ArgumentParser:
     """Return the parser with the options that every benchmark has."""
+    name = Path(sys.argv[0]).stem
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add = parser.add_argument
     peers = ROOT / ".venv-peers" / "bin" / "python"
-    parser.add_argument("--repeats", type=int, default=5, help="rounds that count")
-    parser.add_argument(
-        "--deadline-s",
-        type=float,
-        default=deadline_s,
-        help="longest time for one contestant's process",
-    )
     python = str(peers if peers.exists() else sys.executable)
-    parser.add_argument("--python", default=python, help="the interpreter of the contestants")
-    parser.add_argument(
-        "--only",
-        default="",
-        type=partial(re.compile, flags=re.IGNORECASE),
-        help="run only the contestants in whose name this regular expression is found",
-    )
-    parser.add_argument(
-        "--json", type=Path, default=ROOT / "out" / f"{name}.json", help="every run and the table"
-    )
+    add("--repeats", "--rounds", type=int, default=repeats, help="rounds that count")
+    add("--warm-up", type=int, default=warm_up, help="rounds before, that do not count")
+    add("--deadline-s", type=float, default=deadline_s, help="longest time of a contestant")
+    add("--python", default=python, help="the interpreter of the contestants")
+    pattern = partial(re.compile, flags=re.IGNORECASE)
+    add("--only", default="", type=pattern, help="contestants whose name matches this expression")
+    json_path = ROOT / "out" / f"{name}.json"
+    add("--json", type=Path, default=json_path, help="file for every run and the tables")
     return parser
 
 
-def write_json(path: Path, rows: Sequence[Any], runs: Sequence[Any], **more: Any) -> None:
-    """Write the rows of the table and every run, both dataclasses, and the machine they are of."""
-    document = {
-        "machine": {
-            "cores": os.cpu_count(),
-            "machine": platform.machine(),
-            "python": platform.python_version(),
-        },
-        **more,
-        "rows": [asdict(row) for row in rows],
-        "runs": [asdict(run) for run in runs],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n")
+@contextlib.contextmanager
+def data_folder(kept: Path | None) -> Iterator[Path]:
+    """Give the folder for data: the one of `--data`, which is kept, or a temporary one."""
+    with tempfile.TemporaryDirectory(prefix="bench-data-") as temporary:
+        yield (kept or Path(temporary)).resolve()

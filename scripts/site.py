@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "build" / "site-source"
 COPIED = ("*.md", "docs/**/*", "examples/**/*", "notebooks/*.ipynb", "benchmarks/README.md",
-          "benchmarks/*.svg", "tests/faults/README.md", "LICENSE")  # fmt: skip
+          "tests/faults/README.md", "LICENSE")  # fmt: skip
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s:]+)\)")
 
 REFERENCE = {

@@ -1,38 +1,36 @@
-"""What every contestant does alike: options, a warm Spark session, the clock and the JSON lines.
-
-A contestant is a program with one context manager, `launch(spark, folder, ...)`: entering it starts
-a cluster of `NODES` nodes, each of which imports the framework and calls `mark(folder)`; leaving it
-shuts the cluster down. `compete` runs that manager `--launches` times in one session and writes one
-JSON line for each.
+"""What every contestant does alike: a warm Spark session, marks of nodes, JSON lines, its usage.
 
 Only the standard library is imported at the top: `mark` runs inside the nodes and must cost them
-nothing.
+nothing. What processes use is what Linux says in `/proc`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    Launch = Callable[[SparkSession, str], AbstractContextManager[None]]
-
 NODES = 2
-POLL_S = 0.01
+MARK = "BENCH_RUN"
+"""The environment variable by which a contestant's processes are known, whatever their group."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def arguments(**defaults: Any) -> argparse.Namespace:
+    """Return what the benchmark has given, as JSON."""
+    return argparse.Namespace(**defaults | json.loads(sys.argv[1]))
 
 
 def mark(folder: str) -> None:
@@ -44,105 +42,47 @@ def mark(folder: str) -> None:
     partial.rename(path)
 
 
-def wait_for_marks(folder: str, deadline_s: float, nodes: int = NODES) -> list[float]:
-    """Return the times at which the nodes entered the user's function, in order."""
+def marks(folder: str | Path) -> list[Path]:
+    return [path for path in Path(folder).iterdir() if not path.suffix]
+
+
+def wait_for_marks(folder: str | Path, deadline_s: float, nodes: int = NODES) -> list[float]:
+    """Return the times of the nodes' marks, in order."""
     give_up = time.monotonic() + deadline_s
-    while True:
-        marks = [path for path in Path(folder).iterdir() if not path.suffix]
-        if len(marks) >= nodes:
-            return sorted(float(path.read_text()) for path in marks)
+    while len(marks(folder)) < nodes:
         if time.monotonic() > give_up:
-            raise TimeoutError(
-                f"{len(marks)} of {nodes} nodes entered the function within {deadline_s:.0f} s"
-            )
-        time.sleep(POLL_S)
-
-
-def options(description: str | None) -> argparse.ArgumentParser:
-    """Return the parser with the options that every contestant has."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--launches", type=int, default=2, help="launches, one after another, in the one session"
-    )
-    parser.add_argument(
-        "--pause-s", type=float, default=0, help="between two launches, as between cells"
-    )
-    parser.add_argument(
-        "--slots", type=int, default=2, help="task slots of each of the two executors"
-    )
-    parser.add_argument(
-        "--deadline-s", type=float, default=120, help="longest wait for the nodes of one launch"
-    )
-    return parser
-
-
-def compete(parsed: argparse.Namespace, framework: str, prepare: Callable[[], Launch]) -> None:
-    """Run the contestant and write its JSON lines to standard output, where nothing else can write.
-
-    Args:
-        parsed: What `options(...)` parsed.
-        framework: What the nodes import.
-        prepare: Imports what the user's program would import and returns the manager to time.
-    """
-    lines = claim_stdout()
-    start = time.time()
-    launch = prepare()
-    import_s = time.time() - start
-    with session("bench-launch", parsed.slots) as spark:
-        _warm_page_cache(framework)
-        write(lines, {"event": "ready", "import_s": import_s})
-        for number in range(parsed.launches):
-            time.sleep(parsed.pause_s if number else 0)
-            timed = _time_one(launch, spark, parsed.deadline_s)
-            write(lines, {"event": "launch", "number": number, **timed})
-
-
-def _time_one(launch: Launch, spark: SparkSession, deadline_s: float) -> dict[str, Any]:
-    """Time one launch: until every node is in, and from then until everything is down again."""
-    with tempfile.TemporaryDirectory(prefix="bench-launch-") as folder:
-        start = time.time()
-        with launch(spark, folder):
-            entered = wait_for_marks(folder, deadline_s)
-        return {
-            "entered_s": entered[-1] - start,
-            "down_s": time.time() - entered[-1],
-            "nodes_s": [moment - start for moment in entered],
-        }
+            there = f"{len(marks(folder))} of {nodes} nodes"
+            raise TimeoutError(f"{there} entered the function within {deadline_s:.0f} s")
+        time.sleep(0.01)
+    return sorted(float(path.read_text()) for path in marks(folder))
 
 
 @contextmanager
 def session(
-    name: str,
-    slots: int,
-    settings: Mapping[str, str] | None = None,
-    executors: int = NODES,
-    memory_mib: int = 1024,
+    name: str, slots: int, settings: Mapping[str, str] | None = None, memory_mib: int = 1024
 ) -> Iterator[SparkSession]:
     """Start a session whose executors are up, with a bare Python worker in each slot; stop it."""
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.find_spark_home import _find_spark_home
     from pyspark.sql import SparkSession
 
-    builder = (
-        SparkSession.builder.master(f"local-cluster[{executors},{slots},{memory_mib}]")
-        .appName(name)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
-        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
-    )
-    for key, value in (settings or {}).items():
+    everywhere = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+    }
+    builder = SparkSession.builder.master(f"local-cluster[{NODES},{slots},{memory_mib}]")
+    for key, value in (everywhere | dict(settings or {})).items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    work = Path(
-        os.environ.get("SPARK_HOME") or _spark_home(), "work", spark.sparkContext.applicationId
-    )
+    spark = builder.appName(name).getOrCreate()
+    home = os.environ.get("SPARK_HOME") or _find_spark_home()
+    work = Path(home, "work", spark.sparkContext.applicationId)
     try:
         spark.sparkContext.setLogLevel("ERROR")
-        _warm(spark, executors * slots)
+        _warm(spark, NODES * slots)
         yield spark
     finally:
         spark.stop()
@@ -153,30 +93,28 @@ def _warm(spark: SparkSession, tasks: int) -> None:
     """Put a task into every slot: a barrier stage and tasks that last a moment share none."""
     for _ in range(2):
         spark.sparkContext.parallelize(range(tasks), tasks).barrier().mapPartitions(_linger).count()
-        spark.range(tasks, numPartitions=tasks).mapInArrow(
-            _linger_arrow, "id long", barrier=True
-        ).collect()
+        rows = spark.range(tasks, numPartitions=tasks)
+        rows.mapInArrow(_linger, "id long", barrier=True).collect()
 
 
-def _warm_page_cache(framework: str) -> None:
-    """Import the framework once, elsewhere; some launchers do so in the driver."""
-    subprocess.run([sys.executable, "-c", f"import {framework}"], check=True)
-
-
-def _linger(rows: Iterable[int]) -> Iterable[int]:
+def _linger(parts: Any) -> Any:
     time.sleep(0.2)
-    return rows
+    return parts
 
 
-def _linger_arrow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    time.sleep(0.2)
-    return batches
+def tf_cluster(
+    spark: SparkSession, map_fun: Any, args: argparse.Namespace, mode: str = "SPARK"
+) -> Any:
+    """Start TensorFlowOnSpark's cluster; it wants one task slot on each executor."""
+    from tensorflowonspark import TFCluster
 
-
-def _spark_home() -> str:
-    from pyspark.find_spark_home import _find_spark_home
-
-    return str(_find_spark_home())
+    return TFCluster.run(
+        *(spark.sparkContext, map_fun, args),
+        num_executors=NODES,
+        num_ps=0,
+        input_mode=getattr(TFCluster.InputMode, mode),
+        master_node="chief",
+    )
 
 
 def claim_stdout() -> TextIO:
@@ -187,6 +125,55 @@ def claim_stdout() -> TextIO:
     return lines
 
 
-def write(lines: TextIO, record: dict[str, Any]) -> None:
-    lines.write(json.dumps(record) + "\n")
+def write(lines: TextIO, event: str, **figures: Any) -> None:
+    lines.write(json.dumps({"event": event, **figures}) + "\n")
     lines.flush()
+
+
+def marked(token: str | None = None) -> dict[int, str]:
+    """Return the processes of a contestant, by default this one: their commands by process id."""
+    needle = f"{MARK}={os.environ.get(MARK, '') if token is None else token}".encode()
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if needle in (entry / "environ").read_bytes().split(b"\0"):
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(entry.name)] = command.decode(errors="replace").strip()[:200]
+    return found
+
+
+def cpu_s() -> float:
+    """Return the CPU time, user and system, of all processes of this contestant so far.
+
+    Of those that have ended, what their parents have taken note of.
+    """
+    total = 0
+    for pid in marked():
+        with contextlib.suppress(OSError):
+            total += sum(map(int, _stat(pid)[11:15]))
+    return total / _TICKS
+
+
+def own_cpu_s(pids: Iterable[int]) -> dict[str, float]:
+    """Return the CPU time of each process, without its children's, by its number and its start."""
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = _stat(pid)
+            found[f"{pid} {fields[19]}"] = sum(map(int, fields[11:13])) / _TICKS
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what `/proc/PID/stat` has after the command, which may hold blanks; see proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def pss(pid: int) -> int:
+    """Return a process's memory in bytes, shared pages divided by the number of their users."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -1,7 +1,4 @@
-"""What the contestants of `job.py` do alike: phases, the network, arrays from files, scores.
-
-The network is a small convolutional one for images of 28 x 28 numbers, by Adam.
-"""
+"""The contestants of `job.py`: train, save and score a small convolutional network, by Adam."""
 
 from __future__ import annotations
 
@@ -10,39 +7,53 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from harness import NODES, claim_stdout, mark, session, wait_for_marks, write
-from processes import MARK, marked, own_cpu_s
+from harness import (
+    NODES,
+    arguments,
+    claim_stdout,
+    mark,
+    marked,
+    own_cpu_s,
+    pss,
+    session,
+    tf_cluster,
+    wait_for_marks,
+    write,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PHASES = ("Spark", "launch", "first batch", "epochs", "save", "score", "shutdown")
 SIDE = 28
 CLASSES = 10
+BATCH = 64
+"""Rows of a node in a step."""
 LEARNING_RATE = 1e-3
+_DEADLINE_S = 1800.0
 _MEMORY_MIB = 2048
-_LOOK_S = 1.0
 
 Array = np.ndarray[Any, Any]
+Args = argparse.Namespace
 
 
 class Phases:
     """Adds up the seconds of each phase, one after another, from now on."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds: dict[str, float] = {}
         self._last = time.time()
 
     def end(self, phase: str, at: float | None = None) -> None:
         """Say that a phase has ended, now or at a time."""
         now = time.time() if at is None else at
-        self.seconds[phase] += now - self._last
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
 
@@ -50,99 +61,222 @@ class Told:
     """Times that nodes have told of: folders of marks, one for each event."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = folder
+        self._folder = folder
         for event in ("entered", "first", "trained"):
             Path(folder, event).mkdir(exist_ok=True)
 
     def mark(self, event: str) -> None:
         """On a node: tell that this has happened."""
-        mark(str(Path(self.folder, event)))
+        mark(str(Path(self._folder, event)))
 
-    def end(self, phases: Phases, deadline_s: float, nodes: int = NODES) -> None:
+    def end(self, phases: Phases, nodes: int = NODES) -> None:
         """On the driver: end the phases by what the last node has told of each."""
         names = {"entered": "launch", "first": "first batch", "trained": "epochs"}
         for event, phase in names.items():
-            phases.end(phase, wait_for_marks(str(Path(self.folder, event)), deadline_s, nodes)[-1])
+            phases.end(phase, wait_for_marks(Path(self._folder, event), _DEADLINE_S, nodes)[-1])
+        phases.end("save")
 
 
-def options(description: str | None) -> argparse.ArgumentParser:
-    """Return the parser with the options that every contestant of `job.py` has."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--train", required=True, help="folder of Parquet files")
-    parser.add_argument("--test", required=True, help="folder of Parquet files")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=64, help="rows of a node in a step")
-    parser.add_argument("--framework", choices=["keras", "torch"], default="keras")
-    parser.add_argument("--deadline-s", type=float, default=1800)
-    return parser
+def sparkdl_keras(args: Args, ctx: Any) -> None:
+    import keras
+    import tensorflow as tf
+
+    args.told.mark("entered")
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras_model(keras)
+    data = ctx.dataset(BATCH, x="image", y="label")
+    model.fit(data, epochs=args.epochs, verbose=0, callbacks=[first_batch(keras, args.told)])
+    args.told.mark("trained")
+    if ctx.is_chief:
+        model.save(f"{args.model}.keras")
 
 
-Job = Callable[[argparse.Namespace, Phases, Told], float]
-"""Trains, saves and scores; returns the share of test rows that are right."""
+def sparkdl_torch(args: Args, ctx: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    args.told.mark("entered")
+    dist.init_process_group()
+    data = ctx.torch_dataset(BATCH, x="image", y="label")
+    loader = torch.utils.data.DataLoader(data, batch_size=None)
+    train_ddp(args, lambda: iter(loader))
 
 
-def compete(parsed: argparse.Namespace, job: Job) -> None:
-    """Do the job, and write a line of what it took."""
-    phases, lines = Phases(), claim_stdout()
-    with tempfile.TemporaryDirectory(prefix="bench-job-") as folder, _Usage() as usage:
-        parsed.model = str(Path(folder, "model"))
-        accuracy = job(parsed, phases, Told(folder))
+def score_torch(path: str) -> Callable[[Mapping[str, Array]], Array]:
+    """Return what scores rows with a saved model."""
+    score = load_torch(path)
+    return lambda columns: score(columns["image"])
+
+
+def by_sparkdl(args: Args, phases: Phases) -> float:
+    """Two nodes, fed from a DataFrame or reading its files; `TFModel` or `predict` scores."""
+    import sparkdl
+    from sparkdl import predict
+
+    is_keras = args.framework == "keras"
+    train = sparkdl_keras if is_keras else sparkdl_torch
+    framework = "tensorflow" if is_keras else "torch"
+    with spark_session(phases, slots=2) as spark:
+        with sparkdl.launch(spark, train, args, nodes=NODES, framework=framework) as cluster:
+            data = f"{args.train}/*.parquet" if args.files else spark.read.parquet(args.train)
+            cluster.feed(data, epochs=args.epochs)
+            cluster.results(_DEADLINE_S)
+            args.told.end(phases)
         phases.end("shutdown")
-    took = {"seconds": phases.seconds, "cpu_s": usage.cpu_s, "memory": usage.memory}
-    write(lines, {"event": "job", "accuracy": accuracy, **took})
+        test = spark.read.parquet(args.test)
+        if is_keras:
+            model = sparkdl.TFModel().setExportDir(f"{args.model}.keras").setBatchSize(1024)
+            model.setInputMapping({"image": "image"}).setOutputMapping({"scores": "scores"})
+            share = accuracy(model.transform(test))
+        else:
+            load = partial(score_torch, f"{args.model}.pt")
+            share = accuracy(predict(test, load, ["image"], "scores array<float>", batch_size=1024))
+        phases.end("score")
+    return share
+
+
+def tfos_map_fun(args: Args, ctx: Any) -> None:
+    import tensorflow as tf
+
+    args.told.mark("entered")
+    feed = ctx.get_data_feed()
+    batch = BATCH * NODES  # the strategy cuts what it takes for a global batch into parts
+
+    def batches() -> Iterator[Any]:
+        while not feed.should_stop():
+            rows = feed.next_batch(batch)
+            if len(rows) == batch:
+                images, labels = zip(*rows, strict=True)
+                yield np.array(images, np.float32), np.array(labels, np.int64)
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras_model(tf.keras)
+    shapes = ((batch, SIDE * SIDE), (batch,))
+    data = tf.data.Dataset.from_generator(batches, (tf.float32, tf.int64), shapes)
+    off = tf.data.Options()
+    off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    model.fit(
+        data.with_options(off),
+        epochs=args.epochs,
+        steps_per_epoch=args.steps,
+        verbose=0,
+        callbacks=[first_batch(tf.keras, args.told)],
+    )
+    args.told.mark("trained")
+    # All workers save, because some variables are reduced then; the chief's is the model.
+    is_chief = ctx.job_name in ("chief", "master")
+    model.save(args.model if is_chief else f"{args.model}-{ctx.task_index}", save_format="tf")
+    feed.terminate()
+
+
+def by_tfos(args: Args, phases: Phases) -> float:
+    """Two nodes fed from an RDD, as in its example for MNIST; its `TFModel` scores.
+
+    Its nodes take nine tenths of the steps that there are rows for, because they need not get as
+    many rows; that is its example's way as well. Keras 3 does not fit under a strategy of several
+    workers by itself, so this is Keras 2 (tf_keras). It wants one task slot on each executor.
+    """
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    from tensorflowonspark.pipeline import TFModel
+
+    with spark_session(phases, slots=1) as spark:
+        data = spark.read.parquet(args.train).select("image", "label")
+        args.steps = max(1, int(0.9 * args.rows / BATCH / NODES))
+        cluster = tf_cluster(spark, tfos_map_fun, args)
+        cluster.train(data.rdd.map(list), num_epochs=args.epochs)
+        args.told.end(phases)
+        cluster.shutdown(grace_secs=10)
+        phases.end("shutdown")
+        model = TFModel({"num_gpus": 0}).setExportDir(args.model).setBatchSize(1024)
+        model.setInputMapping({"image": "image"}).setOutputMapping({"scores": "scores"})
+        model.setSignatureDefKey("serving_default").setTagSet("serve")
+        test = spark.read.parquet(args.test)
+        labels = [row.label for row in test.select("label").collect()]
+        scored = model.transform(test.select("image")).collect()  # scores alone, in order
+        share = np.mean([np.argmax(row[0]) == y for row, y in zip(scored, labels, strict=True)])
+        phases.end("score")
+    return float(share)
+
+
+def distributor_train(args: Args) -> None:
+    import torch  # noqa: F401
+    import torch.distributed as dist
+
+    args.told.mark("entered")
+    dist.init_process_group("gloo")
+    x, y = arrays(args.train, dist.get_rank(), dist.get_world_size())
+    train_ddp(args, lambda: shuffled(x, y, BATCH))
+    dist.destroy_process_group()
+
+
+def by_torch(args: Args, phases: Phases) -> float:
+    """Two processes that read the files themselves; `predict_batch_udf` scores."""
+    from pyspark.ml.functions import predict_batch_udf
+    from pyspark.ml.torch.distributor import TorchDistributor
+    from pyspark.sql.types import ArrayType, FloatType
+
+    with spark_session(phases, slots=2) as spark:
+        distributor = TorchDistributor(num_processes=NODES, local_mode=False, use_gpu=False)
+        distributor.run(distributor_train, args)
+        args.told.end(phases)
+        predict = predict_batch_udf(
+            partial(load_torch, f"{args.model}.pt"),
+            return_type=ArrayType(FloatType()),
+            batch_size=1024,
+            input_tensor_shapes=[[SIDE * SIDE]],
+        )
+        test = spark.read.parquet(args.test)
+        share = accuracy(test.withColumn("scores", predict("image")))
+        phases.end("score")
+    return share
+
+
+def by_alone(args: Args, phases: Phases) -> float:
+    """One process without Spark, with batches as large as those of two nodes."""
+    score = (alone_keras if args.framework == "keras" else alone_torch)(args)
+    args.told.end(phases, nodes=1)
+    x, y = arrays(args.test)
+    share = float(np.mean(score(x).argmax(1) == y))
+    phases.end("score")
+    return share
+
+
+def alone_keras(args: Args) -> Callable[[Array], Array]:
+    """Train and save; return what loads the model and scores."""
+    import keras
+
+    args.told.mark("entered")
+    x, y = arrays(args.train)
+    model = keras_model(keras)
+    ticks = [first_batch(keras, args.told)]
+    model.fit(x, y, BATCH * NODES, args.epochs, verbose=0, callbacks=ticks)
+    args.told.mark("trained")
+    model.save(path := f"{args.model}.keras")
+    return lambda x: keras.saving.load_model(path).predict(x, 1024, verbose=0)
+
+
+def alone_torch(args: Args) -> Callable[[Array], Array]:
+    """Train and save; return what loads the model and scores."""
+    import torch
+
+    args.told.mark("entered")
+    x, y = arrays(args.train)
+    torch.manual_seed(0)
+    model = torch_model()
+    torch_loop(model, args, lambda: shuffled(x, y, BATCH * NODES))
+    torch.save(model, path := f"{args.model}.pt")
+    return lambda x: np.concatenate(
+        [*map(load_torch(path), np.split(x, range(1024, len(x), 1024)))]
+    )
 
 
 @contextmanager
 def spark_session(phases: Phases, slots: int) -> Iterator[SparkSession]:
     """Start the session that all contestants on Spark have, and stop it."""
     settings = {"spark.sql.execution.arrow.pyspark.enabled": "true"}
-    with session("bench-job", slots, settings, memory_mib=_MEMORY_MIB) as spark:
+    with session("bench-job", slots, settings, _MEMORY_MIB) as spark:
         phases.end("Spark")
         yield spark
-
-
-class _Usage:
-    """Looks every second at what all processes of this contestant use.
-
-    Attributes:
-        memory: The most bytes of all processes together.
-    """
-
-    def __init__(self) -> None:
-        self.memory = 0
-        self._cpu_s: dict[str, float] = {}
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> _Usage:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU seconds of all processes, of each as it was last seen."""
-        return sum(self._cpu_s.values())
-
-    def _watch(self) -> None:
-        token, is_over = os.environ.get(MARK, ""), False
-        while not is_over:
-            is_over = self._is_over.wait(_LOOK_S)
-            there = marked(token)
-            self._cpu_s.update(own_cpu_s(there))
-            self.memory = max(self.memory, sum(map(_pss, there)))
-
-
-def _pss(pid: int) -> int:
-    """Return a process's memory in bytes, shared pages divided by the number of their users."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 def arrays(folder: str, rank: int = 0, size: int = 1) -> tuple[Array, Array]:
@@ -203,20 +337,47 @@ def torch_model() -> Any:
     )
 
 
-def torch_loop(model: Any, epochs: int, batches: Callable[[], Iterator[Any]], told: Told) -> None:
+def torch_loop(model: Any, args: Args, batches: Callable[[], Iterator[Any]]) -> None:
     """Train by Adam; `batches` yields an epoch's pairs of tensors."""
     import torch
 
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE)
     is_first = True
-    for _ in range(epochs):
+    for _ in range(args.epochs):
         for x, y in batches():
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x), y.long()).backward()
             optimizer.step()
             if is_first:
-                told.mark("first")
+                args.told.mark("first")
                 is_first = False
+    args.told.mark("trained")
+
+
+def train_ddp(args: Args, batches: Callable[[], Iterator[Any]]) -> None:
+    """In one of several processes: train by `DistributedDataParallel`; the first one saves."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch_model())
+    torch_loop(model, args, batches)
+    if torch.distributed.get_rank() == 0:
+        torch.save(model.module, f"{args.model}.pt")
+
+
+def load_torch(path: str) -> Callable[[Array], Array]:
+    """Return what scores images with a saved model of PyTorch's."""
+    import torch
+
+    model = torch.load(path, weights_only=False)
+
+    def score(images: Array) -> Array:
+        with torch.no_grad():
+            scores: Array = model(torch.from_numpy(np.ascontiguousarray(images))).numpy()
+        return scores
+
+    return score
 
 
 def shuffled(x: Array, y: Array, batch: int) -> Iterator[Any]:
@@ -229,33 +390,53 @@ def shuffled(x: Array, y: Array, batch: int) -> Iterator[Any]:
             yield images[part], labels[part]
 
 
-def udf_accuracy(data: DataFrame, path: str) -> float:
-    """Return the accuracy of a saved model of PyTorch's, by pyspark's `predict_batch_udf`."""
-    from pyspark.ml.functions import predict_batch_udf
-    from pyspark.sql.types import ArrayType, FloatType
-
-    def make_predict() -> Any:
-        import torch
-
-        model = torch.load(path, weights_only=False)
-
-        def predict(images: Array) -> Array:
-            with torch.no_grad():
-                scores: Array = model(torch.from_numpy(np.ascontiguousarray(images))).numpy()
-            return scores
-
-        return predict
-
-    predict = predict_batch_udf(
-        make_predict,
-        return_type=ArrayType(FloatType()),
-        batch_size=1024,
-        input_tensor_shapes=[[SIDE * SIDE]],
-    )
-    return accuracy(data.withColumn("scores", predict("image")))
-
-
 def accuracy(scored: DataFrame) -> float:
     """Return the share of rows whose label has the highest of their scores."""
     rows = scored.select("label", "scores").collect()
     return float(np.mean([np.argmax(row.scores) == row.label for row in rows]))
+
+
+class Usage:
+    """Looks every second at what all processes of this contestant use, from enter to exit."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0  # at most
+        self.cpu_s: dict[str, float] = {}  # of each process, at last
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Usage:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._is_over.wait(1.0)
+            there = marked()
+            self.cpu_s.update(own_cpu_s(there))
+            self.nbytes = max(self.nbytes, sum(map(pss, there)))
+
+
+WAYS = {"sparkdl": by_sparkdl, "tfos": by_tfos, "torch": by_torch, "alone": by_alone}
+
+
+def main() -> None:
+    """Do the job, and write a line of what it took."""
+    phases, lines = Phases(), claim_stdout()
+    args = arguments(framework="", files=False)
+    with tempfile.TemporaryDirectory(prefix="bench-job-") as folder, Usage() as usage:
+        args.model, args.told = str(Path(folder, "model")), Told(folder)
+        share = WAYS[args.way](args, phases)
+        phases.end("shutdown")
+    used = {"CPU s": sum(usage.cpu_s.values()), "GB": usage.nbytes / 1e9}
+    total = {"in all": sum(phases.seconds.values())}
+    write(lines, "job", accuracy=share, **total, **phases.seconds, **used)
+
+
+if __name__ == "__main__":
+    main()

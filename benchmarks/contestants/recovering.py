@@ -1,4 +1,4 @@
-"""What the contestants of `recovery.py` do alike: kill something, and wait for what follows.
+"""The contestants of `recovery.py`: a training of two nodes, of which something is killed.
 
 Times are in seconds since the kill. Files in a folder tell what happens inside the nodes: `mark` of
 `harness.py`, and the process ids of the user's functions.
@@ -9,23 +9,34 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness import NODES, mark, options, wait_for_marks
+from harness import (
+    NODES,
+    arguments,
+    claim_stdout,
+    mark,
+    marks,
+    session,
+    tf_cluster,
+    wait_for_marks,
+    write,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 STEP_S = 0.02
-
-
-def options_of_kills(description: str | None) -> argparse.ArgumentParser:
-    """Return the parser with the options that every contestant of `recovery.py` has."""
-    parser = options(description)
-    parser.add_argument("--kills", type=int, default=1, help="kills, each in a cluster of its own")
-    parser.add_argument("--after-s", type=float, default=0.0, help="of training before each kill")
-    return parser
+BATCH = 32
+DEADLINE_S = 120.0
+"""Until all nodes are back."""
 
 
 def arrive(folder: str, generation: int) -> Path:
@@ -45,18 +56,13 @@ def step(here: Path, number: int) -> None:
         mark(str(here / "stepped"))
 
 
-def prepare(folder: str, generations: int = 2) -> None:
-    """Make the folders of so many generations."""
-    for generation in range(generations):
-        for name in ("entered", "stepped", "pids"):
-            Path(folder, str(generation), name).mkdir(parents=True)
-
-
-def victim(folder: str, after_s: float = 0.0) -> int:
-    """Return the process id of one of the user's functions, `after_s` after all took a step."""
-    wait_for_marks(str(Path(folder, "0", "stepped")), 120)
-    time.sleep(after_s)
-    return min(int(path.name) for path in Path(folder, "0", "pids").iterdir())
+def kill_one(args: argparse.Namespace, is_executor: bool = False) -> float:
+    """Kill a process of a user's function, or its executor, some time after all took a step."""
+    first = Path(args.folder, "0")
+    wait_for_marks(first / "stepped", 120)
+    time.sleep(args.after_s)
+    pid = min(int(path.name) for path in (first / "pids").iterdir())
+    return kill(executor_of(pid) if is_executor else pid)
 
 
 def kill(pid: int) -> float:
@@ -78,8 +84,7 @@ def return_s(folder: str, killed_s: float, deadline_s: float) -> dict[str, float
     found: dict[str, float | None] = {}
     for key, name in (("back_s", "entered"), ("step_s", "stepped")):
         try:
-            marks = wait_for_marks(str(Path(folder, "1", name)), deadline_s)
-            found[key] = marks[NODES - 1] - killed_s
+            found[key] = wait_for_marks(Path(folder, "1", name), deadline_s)[NODES - 1] - killed_s
         except TimeoutError:
             found[key] = None
     return found
@@ -92,12 +97,8 @@ class Said:
         self.at_s: float | None = None
         self.text = "nothing"
         self._call = call
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def wait(self, deadline_s: float) -> None:
-        """Wait for its end."""
-        self._thread.join(deadline_s)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
 
     def _run(self) -> None:
         self.text = outcome(self._call)
@@ -112,3 +113,156 @@ def outcome(call: Callable[[], Any]) -> str:
         first, *_ = str(error).strip().splitlines() or [""]
         return f"{type(error).__name__}: {first}"[:200]
     return "returned as if all were well"
+
+
+def sparkdl_map_fun(args: argparse.Namespace, ctx: Any) -> None:
+    here = arrive(args.folder, ctx.restarts)
+    train = torch_training() if args.framework == "torch" else lambda: None
+    for number, _batch in enumerate(ctx.batches(BATCH)):
+        train()
+        step(here, number)
+
+
+def torch_training() -> Callable[[], None]:
+    """Return a step of an optimizer of PyTorch, which imports more at the first."""
+    import torch
+
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(BATCH, 1)).sum().backward()
+        optimizer.step()
+
+    return train
+
+
+def by_sparkdl(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]:
+    """A fed training of two nodes; it goes on by itself."""
+    import sparkdl
+    from sparkdl.core.deadline import Deadline
+    from sparkdl.driver.lifecycle.state import Running
+
+    cluster = sparkdl.launch(
+        *(spark, sparkdl_map_fun, args, NODES), framework=args.framework, max_restarts=1
+    )
+    try:
+        feeding = cluster.feed_async(spark.range(1 << 20).coalesce(2))
+        at_s = kill_one(args, args.victim == "executor")
+        cluster._controller.wait_for(
+            lambda view: not isinstance(view.state, Running), Deadline.after(DEADLINE_S)
+        )
+        known_s = cluster._controller.events.now_s() - at_s
+        times = return_s(args.folder, at_s, DEADLINE_S)
+        said = cluster.status()
+    finally:
+        cluster.abort()
+    feeding.exception(DEADLINE_S)
+    return {"known_s": known_s, "said": said, **times}
+
+
+def tfos_map_fun(args: argparse.Namespace, ctx: Any) -> None:
+    import tensorflow  # noqa: F401
+
+    here = arrive(args.folder, 0)
+    feed = ctx.get_data_feed()
+    number = 0
+    while not feed.should_stop():
+        feed.next_batch(BATCH)
+        step(here, number)
+        number += 1
+
+
+def by_tfos(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]:
+    """A fed training of two nodes; the driver may say something."""
+    cluster = tf_cluster(spark, tfos_map_fun, args)
+    rows = spark.sparkContext.parallelize(range(1 << 16), 2)
+    train = Said(lambda: cluster.train(rows, feed_timeout=60))  # 600 by default
+    at_s = kill_one(args)
+    train.thread.join(480)
+    known_s = train.at_s - at_s if train.at_s else None
+    shutdown = outcome(lambda: cluster.shutdown(timeout=60))  # in the main thread: SIGALRM
+    said = f"train {train.text}; shutdown {shutdown}"
+    return {"known_s": known_s, "said": said, **return_s(args.folder, at_s, 0)}
+
+
+def torch_train(folder: str) -> None:
+    """In a later attempt of the stage, be the next generation."""
+    import torch  # noqa: F401
+
+    here = arrive(folder, int(len(marks(Path(folder, "0", "stepped"))) >= NODES))
+    for number in range(100_000):
+        step(here, number)
+
+
+def by_torch(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]:
+    """pyspark's TorchDistributor, until the driver says something or the nodes are back."""
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    distributor = TorchDistributor(num_processes=NODES, local_mode=False, use_gpu=False)
+    run = Said(lambda: distributor.run(torch_train, args.folder))
+    at_s = kill_one(args)
+    give_up_s = time.time() + DEADLINE_S
+    stepped = Path(args.folder, "1", "stepped")
+    while run.at_s is None and time.time() < give_up_s and len(marks(stepped)) < NODES:
+        time.sleep(0.01)
+    times = return_s(args.folder, at_s, 0)
+    said = {"known_s": run.at_s - at_s if run.at_s else None, "said": run.text}
+    spark.sparkContext.cancelAllJobs()
+    run.thread.join(DEADLINE_S)
+    return {**said, **times}
+
+
+def replacement(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]:
+    """A floor: an idle executor is killed, until Python has run on the one that replaces it."""
+
+    def where(_: object) -> list[int]:
+        time.sleep(0.1)
+        return [executor_of(os.getpid())]
+
+    def executors() -> set[int]:
+        tasks = spark.sparkContext.parallelize(range(2 * NODES), 2 * NODES)
+        return set(tasks.mapPartitions(where).collect())
+
+    before = executors()
+    at_s = kill(min(before))
+    while len(executors() - {min(before)}) < NODES:
+        time.sleep(0.01)
+    return {"back_s": time.time() - at_s}
+
+
+def bare_import(framework: str) -> float:
+    """A floor: how long the slower of two processes takes that import the framework."""
+    start = time.time()
+    them = [subprocess.Popen([sys.executable, "-c", f"import {framework}"]) for _ in range(NODES)]
+    for one in them:
+        if one.wait():
+            raise RuntimeError(f"import {framework} failed")
+    return time.time() - start
+
+
+WAYS = {"sparkdl": by_sparkdl, "tfos": by_tfos, "torch": by_torch, "executor": replacement}
+
+
+def main() -> None:
+    args = arguments(framework="tensorflow", victim="child")
+    lines = claim_stdout()
+    if args.way == "import":
+        bare_import(args.framework)  # into the page cache
+        for _ in range(args.kills):
+            write(lines, "recovery", back_s=bare_import(args.framework))
+        return
+    slots = 1 if args.way == "tfos" else 2  # it supports no other
+    retries = {"spark.deploy.maxExecutorRetries": "-1"}
+    with session("bench-recovery", slots, retries) as spark:
+        for _ in range(args.kills):
+            with tempfile.TemporaryDirectory(prefix="bench-recovery-") as args.folder:
+                for generation in ("0", "1"):
+                    for name in ("entered", "stepped", "pids"):
+                        Path(args.folder, generation, name).mkdir(parents=True)
+                write(lines, "recovery", **WAYS[args.way](spark, args))
+
+
+if __name__ == "__main__":
+    main()

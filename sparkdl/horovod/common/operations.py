@@ -7,7 +7,7 @@ https://horovod.readthedocs.io/en/v0.28.1/api.html
 
 Why not TensorFlow's own collectives for its tensors? They would be a second way with rules of its
 own (no `join`, no comparison of calls, one `init` a process), and are slower on CPUs
-(`make bench-allreduce`). The price is that all nodes have PyTorch.
+(docs/performance.md). The price is that all nodes have PyTorch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One way to score the rows of Parquet files with a dense network of 784-256-10.
+"""A contestant of `inference.py`: one way to score rows with a dense network of 784-256-10.
 
 The model is loaded and all rows have been scored once before the clock starts.
 """
@@ -12,15 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feeding import feed_session, options
-from harness import claim_stdout, write
-from processes import cpu_s
+from feeding import feed_session
+from harness import arguments, claim_stdout, cpu_s, write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 CLASSES = 10
-MODES = ("sparkdl", "kept", "udf", "tfos", "limit")
 Action = Callable[[], int]
 
 
@@ -31,13 +29,9 @@ def make_model(folder: Path) -> None:
     if (folder / "model.keras").exists():
         return
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [
-            keras.Input((784,), name="image"),
-            keras.layers.Dense(256, activation="relu"),
-            keras.layers.Dense(CLASSES),
-        ]
-    )
+    layers = keras.layers
+    hidden, scores = layers.Dense(256, activation="relu"), layers.Dense(CLASSES)
+    model = keras.Sequential([keras.Input((784,), name="image"), hidden, scores])
     model.export(str(folder / "saved_model"), verbose=False)
     model.save(folder / "model.keras")
 
@@ -52,19 +46,18 @@ def scores(scored: DataFrame) -> Action:
 def by_sparkdl(data: DataFrame, args: argparse.Namespace) -> Action:
     from sparkdl import TFModel
 
-    model = TFModel().setExportDir(f"{args.model}/saved_model").setBatchSize(args.batch)
+    model = TFModel().setExportDir(f"{args.wayl}/saved_model").setBatchSize(args.batch)
     model.setInputMapping({"x": "image"}).setOutputMapping({"output_0": "scores"})
-    if args.mode != "kept":
-        return scores(model.transform(data))
     everything = model.transform(data)
-    counted = scores(everything)
+    if args.way != "kept":
+        return scores(everything)
+    if scores(everything)() != args.rows * CLASSES:
+        raise ValueError("not all rows were scored")
 
     def action() -> int:
         everything.write.format("noop").mode("overwrite").save()
-        return args.rows * CLASSES  # which `counted` has found before
+        return args.rows * CLASSES
 
-    if counted() != args.rows * CLASSES:
-        raise ValueError("not all rows were scored")
     return action
 
 
@@ -72,7 +65,7 @@ def by_udf(data: DataFrame, args: argparse.Namespace) -> Action:
     from pyspark.ml.functions import predict_batch_udf
     from pyspark.sql.types import ArrayType, FloatType
 
-    path = f"{args.model}/model.keras"
+    path = f"{args.wayl}/model.keras"
 
     def make_predict() -> Any:
         import keras
@@ -91,7 +84,7 @@ def by_udf(data: DataFrame, args: argparse.Namespace) -> Action:
 def by_tfos(data: DataFrame, args: argparse.Namespace) -> Action:
     from tensorflowonspark.pipeline import TFModel
 
-    model = TFModel({"num_gpus": 0}).setExportDir(f"{args.model}/saved_model")
+    model = TFModel({"num_gpus": 0}).setExportDir(f"{args.wayl}/saved_model")
     model.setInputMapping({"x": "image"}).setOutputMapping({"output_0": "scores"})
     model.setSignatureDefKey("serving_default").setTagSet("serve").setBatchSize(args.batch)
     return scores(model.transform(data))
@@ -103,7 +96,7 @@ def limit(args: argparse.Namespace) -> Iterator[Action]:
     import keras
     import pyarrow.dataset as ds
 
-    model = keras.saving.load_model(f"{args.model}/model.keras")
+    model = keras.saving.load_model(f"{args.wayl}/model.keras")
     files = sorted(map(str, Path(args.path).glob("*.parquet")))
 
     def action() -> int:
@@ -119,33 +112,26 @@ def limit(args: argparse.Namespace) -> Iterator[Action]:
 @contextmanager
 def on_spark(args: argparse.Namespace) -> Iterator[Action]:
     """Give what Spark does with two executors of one slot."""
-    ways = {
-        "sparkdl": by_sparkdl,
-        "kept": by_sparkdl,
-        "udf": by_udf,
-        "tfos": by_tfos,
-    }
     with feed_session(slots=1, partitions=args.files) as spark:
         spark.conf.set("spark.sql.files.maxPartitionBytes", "8g")  # one partition for each file
-        yield ways[args.mode](spark.read.parquet(args.path), args)
+        yield WAYS[args.way](spark.read.parquet(args.path), args)
+
+
+WAYS = {"sparkdl": by_sparkdl, "kept": by_sparkdl, "udf": by_udf, "tfos": by_tfos}
 
 
 def main() -> None:
-    """Score, and write a line for each pass."""
-    parser = options(__doc__)
-    parser.add_argument("--mode", choices=MODES, required=True)
-    parser.add_argument("--model", required=True, help="folder of the saved model")
-    parser.add_argument("--batch", type=int, default=1024, help="rows that the model is given")
-    parsed = parser.parse_args()
+    args = arguments()
     lines = claim_stdout()
-    with limit(parsed) if parsed.mode == "limit" else on_spark(parsed) as action:
-        for number in range(parsed.epochs + 1):
-            start, used = time.monotonic(), cpu_s()
-            if action() != parsed.rows * CLASSES:
+    with limit(args) if args.way == "limit" else on_spark(args) as action:
+        for number in range(args.passes + 1):
+            start, used_s = time.monotonic(), cpu_s()
+            if action() != args.rows * CLASSES:
                 raise ValueError("not all rows were scored")
-            took = {"seconds": time.monotonic() - start, "cpu_s": cpu_s() - used}
+            rate = args.rows / (time.monotonic() - start)
+            cost = (cpu_s() - used_s) / args.rows * 1e6
             if number:
-                write(lines, {"event": "pass", "rows": parsed.rows, **took})
+                write(lines, "pass", **{"rows/s": rate, "CPU s per million rows": cost})
 
 
 if __name__ == "__main__":
