@@ -1,17 +1,18 @@
 # The verbs of this repository; `make` alone lists them. What they run, CI runs too.
 #   make test ARGS="-k feed -x"           arguments for pytest
-#   make soak MINUTES=10 SEED=1           how long; which random schedule
-#   make fuzz INPUTS=10000000 SEED=1      how many; which random inputs
-#   make coverage ARGS=tests/feed         what the tests of one folder cover
 #   make test JOBS=0                      in one process, for a debugger; cores + 1 side by side by default, 5 at most
+#   make test INPUTS=1000000 SEED=1 ARGS="tests/fuzz --timeout 0"     random inputs: how many; which
+#   make test-deep CHANGED=main           of the folders alone that are not as in this commit
+#   make soak MINUTES=10 SEED=1           how long; which random schedule
+#   make coverage ARGS=tests/feed         what the tests of one folder cover
+#   make bench NAME=feed ARGS=--help      which benchmark: feed, inference, job, launch, recovery, scale
 #   make setup PYTHON=python3.12          instead of the first suitable one on the PATH
 #   make setup TENSORFLOW=tensorflow      the build for GPUs instead of tensorflow-cpu
 #   make setup TORCH_INDEX=               the build of PyTorch that PyPI has, instead of the one for CPUs
 #   make setup TORCH= JAX=                without PyTorch, without JAX
-#   make bench NAME=feed ARGS="--rows 0.05 --repeats 1"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage docs soak fuzz check bench screenshots browser clean
+.PHONY: help setup demo test test-deep test-hosts test-connect test-matrix test-spark-3.5 coverage soak check docs bench clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -23,9 +24,9 @@ TORCH ?= torch
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 JAX ?= jax
 ARGS ?=
+CHANGED ?=
 MINUTES ?= 1
-INPUTS ?= 1000000
-NAME ?=
+INPUTS ?=
 SEED ?=
 # One more than there are cores: few tests keep one busy all the time.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -lt 4 ] || n=4; echo $$((n + 1)))
@@ -36,7 +37,16 @@ comma := ,
 pytest = $(bin)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 with_java = JAVA_HOME="$$(sh scripts/java.sh)" || exit 1; export JAVA_HOME;
 
+# Where there is no Chromium and none can be installed, tests of the dashboard's pages are skipped.
+with_browser = $(bin)/python -m scripts.browser install >/dev/null;
+find_python = python="$$(for each in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10); do \
+  "$$each" -c 'import sys, venv, ensurepip; raise SystemExit(not (3, 10) <= sys.version_info < (3, 14))' >/dev/null 2>&1 && echo "$$each" && break; done)"; \
+  [ -n "$$python" ] || { echo "No Python from 3.10 to 3.13 with venv was found on the PATH. Install one (on Debian and Ubuntu: sudo apt-get" \
+  "install python3-venv), or name yours: make setup PYTHON=/path/to/python3.12" >&2; exit 1; };
+
 export TF_CPP_MIN_LOG_LEVEL
+export FUZZ_INPUTS = $(INPUTS)
+export FUZZ_SEED = $(SEED)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYSPARK_PYTHON = $(bin)/python
 export PYSPARK_DRIVER_PYTHON = $(bin)/python
@@ -53,7 +63,7 @@ setup: $(VENV)/.installed  ## find Python and Java, build .venv; a no-op when do
 	@sh scripts/java.sh >/dev/null
 
 $(VENV)/.installed: setup.py constraints.txt Makefile
-	@python="$(PYTHON)"; [ -n "$$python" ] || python="$$(sh scripts/python.sh)" || exit 1; \
+	@$(find_python) \
 	  $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear $(VENV)
 	@echo "Installing into $(VENV); the first time takes some minutes."
 	@$(VENV)/bin/python -m pip install -q --upgrade pip -c constraints.txt
@@ -76,22 +86,18 @@ demo: setup  ## train a small model on a small cluster, here
 	@mkdir -p out; $(with_java) PYSPARK_PYTHON=$(bin)/python $(bin)/spark-submit --master 'local-cluster[2,2,1024]' $(demo_conf) \
 	  examples/digits/train.py $(ARGS) 2>out/spark.log || { cat out/spark.log >&2; exit 1; }
 
-test test-deep: browser
-test test-deep test-examples test-hosts test-connect test-matrix test-spark-3.5 coverage: build/spark.jsa
+test test-deep test-hosts test-connect test-matrix test-spark-3.5 coverage: build/spark.jsa
 build/spark.jsa: $(VENV)/.installed tests/doubles/classes.py tests/doubles/sessions.py
 	@$(with_java) $(bin)/python -m tests.doubles.classes $@ >/dev/null 2>&1 || true  # tests do without
 
-browser: setup
-	@$(bin)/python -m scripts.chromium >/dev/null
-
 test: setup  ## run the tests that this machine can run, except for the deep ones
-	@$(with_java) $(pytest) $(ARGS)
+	@$(with_java) $(with_browser) $(pytest) $(ARGS)
 
+# pytest ends with 5 where a folder has no deep tests.
+changed = $(wildcard $(shell git diff --name-only $(CHANGED) | sed -nE \
+  's!^(sparkdl|tests)/([a-z_]+)/.*!tests/\2!p; s!^(docs/.*|README)\.md$$!tests/pages!p; s!^(examples|notebooks)/.*!tests/\1!p' | sort -u))
 test-deep: setup  ## run the deep tests: long ones, further frameworks; Hypothesis with 1,000 examples
-	@$(with_java) $(pytest) --deep $(ARGS)
-
-test-examples: setup  ## run every example as a user starts it, and every notebook in a kernel
-	@$(with_java) $(pytest) --deep $(ARGS) tests/examples tests/notebooks
+	@$(with_java) $(with_browser) $(if $(CHANGED),[ -z "$(changed)" ] ||) $(pytest) --deep $(ARGS) $(if $(CHANGED),$(changed) || [ $$? = 5 ])
 
 test-matrix: setup  ## run tests with other versions of Spark, Python and frameworks (ARGS=3.5-3.10: one row)
 	@$(with_java) $(bin)/python -m scripts.matrix $(ARGS)
@@ -121,22 +127,15 @@ $(CLIENT)/.installed: setup.py constraints.txt
 	@touch $@
 
 coverage: setup  ## run the tests, and print what they cover of each package, in agents and children too
-	@$(bin)/coverage erase; rm -f build/coverage.json
-	@$(with_java) $(pytest) --cov --cov-report=json:build/coverage.json --cov-report=html:build/coverage $(ARGS); \
-	  status=$$?; $(bin)/python scripts/coverage_by_package.py build/coverage.json; exit $$status
+	@$(bin)/coverage erase
+	@$(with_java) $(with_browser) $(pytest) --cov --cov-report=html:build/coverage $(ARGS); status=$$?; \
+	  for each in sparkdl/[a-z]*/; do echo "$$each $$($(bin)/coverage report --format=total --include="$$each*") %"; done; exit $$status
 
 soak: setup  ## have random faults happen to trainings for MINUTES (1), by SEED; nothing may be lost
 	@PYTHONPATH="$(CURDIR)" MINUTES="$(MINUTES)" SEED="$(SEED)" $(bin)/python tests/faults/soak.py
 
-screenshots: browser  ## take the pictures of the dashboard in docs/dashboard
-	@$(bin)/python -m scripts.screenshots
-
 docs: setup  ## build the documentation as a site, into build/site
 	@$(bin)/python -m scripts.site
-
-fuzz: setup  ## give all that reads from outside INPUTS (1,000,000) random inputs, by SEED
-	@seed="$(SEED)"; seed="$${seed:-$$(date +%s)}"; echo "SEED=$$seed"; \
-	  FUZZ_INPUTS="$(INPUTS)" FUZZ_SEED="$$seed" $(bin)/python -m pytest -n 0 --timeout 0 $(ARGS) tests/fuzz
 
 check: $(VENV)/.installed  ## lint, format, types, architecture, spelling
 	@$(bin)/ruff check .
@@ -146,14 +145,14 @@ check: $(VENV)/.installed  ## lint, format, types, architecture, spelling
 	@$(bin)/python -m pytest -q tests/test_architecture.py tests/test_docs.py
 
 $(PEERS)/.installed: benchmarks/requirements-peers.txt
-	@python="$(PYTHON)"; [ -n "$$python" ] || python="$$(sh scripts/python.sh)" || exit 1; \
+	@$(find_python) \
 	  $(PEERS)/bin/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear $(PEERS)
 	@$(PEERS)/bin/python -m pip install -q -r $<
 	@touch $@
 
 bench: export CUDA_VISIBLE_DEVICES =  # cores are measured; two nodes would want two GPUs
-bench: setup $(if $(filter-out scale,$(NAME)),$(PEERS)/.installed)  ## measure NAME (feed, inference, job, launch, recovery or scale), see benchmarks/README.md
-	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/$(or $(NAME),$(error NAME=feed, for example)).py $(ARGS)
+bench: setup $(if $(filter-out scale,$(NAME)),$(PEERS)/.installed)  ## measure sparkdl beside its peers: NAME=feed and others, see benchmarks/README.md
+	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/$(or $(NAME),$(error which? NAME=feed, for example)).py $(ARGS)
 
 clean:  ## remove what the verbs made, the environments excepted
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* spark-warehouse

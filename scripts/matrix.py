@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -130,12 +131,13 @@ def build(row: Row) -> bool:
     """Build the row's environment if it is not there; return False without its Python."""
     if (row.home / ".installed").exists():
         return True
-    asked = ["sh", "scripts/python.sh", row.python]
-    python = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
-    if python.returncode:
-        print(python.stderr, file=sys.stderr, end="")
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    homes = map(str, versions.glob(f"{row.python}.*/bin/python"))
+    python = shutil.which(f"python{row.python}") or next(homes, None)
+    if python is None:
+        print(f"{row.name}: no Python {row.python} was found", file=sys.stderr)
         return False
-    subprocess.run([python.stdout.strip(), "-m", "venv", "--clear", row.home], check=True)
+    subprocess.run([python, "-m", "venv", "--clear", row.home], check=True)
     pip = [row.executable, "-m", "pip", "install", "-qq", *requirements(row)]
     subprocess.run(pip, cwd=ROOT, check=True)
     (row.home / ".installed").touch()

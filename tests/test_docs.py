@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-from scripts.diagrams import DESIGN, with_diagrams
+from scripts.generate import DESIGN, with_diagrams
 from sparkdl.core import errors
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.failure import Code
@@ -129,7 +129,7 @@ def test_python_snippets_compile() -> None:
 
 def test_diagrams_of_the_state_machines_are_those_of_the_tables() -> None:
     page = DESIGN.read_text(encoding="utf-8")
-    assert page == with_diagrams(page), "draw them again: python -m scripts.diagrams"
+    assert page == with_diagrams(page), "draw them again: python -m scripts.generate"
 
 
 def test_way_of_a_row_is_a_few_files_each_once() -> None:

@@ -1,7 +1,7 @@
 """The options of `launch`: `Observe`, all option objects by name, and a type for `**options`.
 
 Type checkers and editors alone read `LaunchOptions`. Its fields are those of `launch`'s signature,
-written by `python -m scripts.options`.
+written by `python -m scripts.generate`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import sparkdl
-from scripts import chromium
+from scripts import browser as chromium
 from sparkdl import Observe
 from sparkdl.driver import events
 from tests.doubles.lazy import needs

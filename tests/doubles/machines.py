@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from scripts.diagrams import next_states
+from scripts.generate import next_states
 
 
 def declared_steps_only(*tables: dict[Any, Callable[..., Any]]) -> Any:

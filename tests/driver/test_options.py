@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.options import PATH, with_fields
+from scripts.generate import OPTIONS, with_fields
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """\
@@ -38,8 +38,8 @@ WRONG = {
 
 
 def test_types_of_options_are_those_of_launch() -> None:
-    text = PATH.read_text(encoding="utf-8")
-    assert text == with_fields(text), "write them: python -m scripts.options"
+    text = OPTIONS.read_text(encoding="utf-8")
+    assert text == with_fields(text), "write them: python -m scripts.generate"
 
 
 @pytest.mark.deep  # mypy reads all that sparkdl imports

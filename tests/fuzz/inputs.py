@@ -16,7 +16,7 @@ from types import UnionType
 from typing import Any
 
 SEED = int(os.environ.get("FUZZ_SEED") or 0)
-"""Of a failure, to see it again: `make fuzz SEED=…`."""
+"""Of a failure, to see it again: `make test SEED=… ARGS=tests/fuzz`."""
 INPUTS = int(os.environ.get("FUZZ_INPUTS") or 20_000)
 """Of all targets together; each says which share is its own."""
 

@@ -99,4 +99,4 @@ def test_saved_outputs_tell_nothing_of_the_machine(name: str) -> None:
     said = "\n".join(map(text_of, outputs(NOTEBOOKS / name)))
     for pattern in OF_A_MACHINE:
         found = re.search(rf".*{pattern}.*", said)
-        assert found is None, f"{name}: {found and found[0]}; save it with scripts/notebooks.py"
+        assert found is None, f"{name}: {found and found[0]}; save it with scripts/generate.py"

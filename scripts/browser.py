@@ -1,26 +1,36 @@
-"""Take the pictures of docs/dashboard.md: of each page, while a small training runs and recovers.
+"""The Chromium in which tests look at the dashboard, and the pictures of docs/dashboard.
 
-Usage: python -m scripts.screenshots
+python -m scripts.browser install         install one where that is possible; tests of pages
+                                          are skipped where there is none
+python -m scripts.browser screenshots     of pages, while a small training runs and recovers
 """
 
 from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from PIL import Image
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
-import sparkdl
-from scripts import chromium
-from sparkdl.dashboard.pages import PAGES
-from tests.doubles.nodes import processes
+    from sparkdl import NodeContext
 
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
 FOLDER = Path(__file__).parent.parent / "docs" / "dashboard"
 WAIT = threading.Event().wait
 STEP_S = 0.12
@@ -30,7 +40,31 @@ WIDTH, HEIGHT = 1180, 900
 PHONE = 390, 844
 
 
-def train(args: Any, ctx: sparkdl.NodeContext) -> None:
+def find() -> str | None:
+    """Return the path of a Chromium, if there is one."""
+    return next(filter(None, map(shutil.which, _NAMES)), None)
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """Start it, and end it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=find(), args=list(_FLAGS))
+        yield started
+        started.close()
+
+
+def install() -> None:
+    """Install one where there is none, as root of a Debian."""
+    if find() is None and os.geteuid() == 0 and shutil.which("apt-get") is not None:
+        install = ("apt-get", "install", "-y", "-q", "--no-install-recommends", "chromium")
+        for command in (("apt-get", "update", "-q"), install):
+            subprocess.run(command, capture_output=True, check=False)
+
+
+def train(args: Any, ctx: NodeContext) -> None:
     """Look like a training in step that gets better, whose second node is the slowest."""
     last = ctx.last_checkpoint
     step = first = last.step if last else 0
@@ -50,12 +84,19 @@ def train(args: Any, ctx: sparkdl.NodeContext) -> None:
 
 def kill_one() -> None:
     """Kill the child of the third node."""
+    from tests.doubles.nodes import processes
+
     os.kill(processes()["worker:2"].child.pid, signal.SIGKILL)
 
 
-def main() -> None:
+def take_screenshots() -> None:
     """Take all of them."""
-    assert chromium.find(), "there is no Chromium here"
+    from PIL import Image
+
+    import sparkdl
+    from sparkdl.dashboard.pages import PAGES
+
+    assert find(), "there is no Chromium here"
     FOLDER.mkdir(exist_ok=True)
     rows = [(float(number),) * 8 for number in range(4 * 64 * 60)]
     with (
@@ -73,13 +114,13 @@ def main() -> None:
         WAIT(30)
         kill_one()
         WAIT(75)
-        with chromium.browser() as browser:
+        with browser() as started:
             for scheme, (width, height), pages in (
                 ("light", (WIDTH, HEIGHT), PAGES),
                 ("dark", (WIDTH, HEIGHT), PAGES[:1]),
                 ("phone", PHONE, PAGES[:1]),
             ):
-                context = browser.new_context(
+                context = started.new_context(
                     viewport={"width": width, "height": height},
                     color_scheme="dark" if scheme == "dark" else "light",
                     is_mobile=scheme == "phone",
@@ -98,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    {"install": install, "screenshots": take_screenshots}[sys.argv[1]]()
