@@ -32,8 +32,15 @@ from websockets.frames import Frame, Opcode
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.lease import agent_keep_alive
-from sparkdl.control.messages import ChildRunning, FeedProgress, FromAgent, Hello, Offer, encode
-from sparkdl.control.rows import FeedCount, Given
+from sparkdl.control.messages import (
+    ChildReady,
+    ChildRunning,
+    FeedProgress,
+    FromAgent,
+    Hello,
+    encode,
+)
+from sparkdl.control.rows import FeedCount, ReadCounts
 from sparkdl.core.options import Recovery
 from sparkdl.core.settings import Settings
 
@@ -138,7 +145,7 @@ class Agents:
     def _report(self, agent: Agent) -> None:
         agent.steps += 1
         rows = agent.steps * 256
-        given = Given(rows, steps=agent.steps)
+        given = ReadCounts(rows, steps=agent.steps)
         count = FeedCount("input", rows + 4096, given, epoch_rows=rows + 4096, began=0)
         self._send(agent, framed(FeedProgress(0, (count,))))
 
@@ -182,8 +189,8 @@ class Agents:
         host = f"10.{node // _PER_HOST >> 8}.{node // _PER_HOST & 255}.17"
         uri = f"grpc://{host}:{random.randrange(32768, 61000)}"
         hello = Hello(node, "", f"{node:032x}", host, 1000 + node, uri, "task")
-        offer = Offer(0, random.randrange(32768, 61000))
-        self._send(agent, framed(hello) + framed(offer))
+        child = ChildReady(0, random.randrange(32768, 61000))
+        self._send(agent, framed(hello) + framed(child))
         self._take(agent, b"")
 
     def _take(self, agent: Agent, data: bytes) -> None:
