@@ -186,7 +186,7 @@ class Figure:
 
 def number_text(value: float) -> str:
     """Return a number for a table, with three digits or more."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{round(value, 4):.3g}"
 
 
 def figure(

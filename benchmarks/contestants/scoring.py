@@ -46,7 +46,7 @@ def scores(scored: DataFrame) -> Action:
 def by_sparkdl(data: DataFrame, args: argparse.Namespace) -> Action:
     from sparkdl import TFModel
 
-    model = TFModel().setExportDir(f"{args.wayl}/saved_model").setBatchSize(args.batch)
+    model = TFModel().setExportDir(f"{args.model}/saved_model").setBatchSize(args.batch)
     model.setInputMapping({"x": "image"}).setOutputMapping({"output_0": "scores"})
     everything = model.transform(data)
     if args.way != "kept":
@@ -65,7 +65,7 @@ def by_udf(data: DataFrame, args: argparse.Namespace) -> Action:
     from pyspark.ml.functions import predict_batch_udf
     from pyspark.sql.types import ArrayType, FloatType
 
-    path = f"{args.wayl}/model.keras"
+    path = f"{args.model}/model.keras"
 
     def make_predict() -> Any:
         import keras
@@ -84,7 +84,7 @@ def by_udf(data: DataFrame, args: argparse.Namespace) -> Action:
 def by_tfos(data: DataFrame, args: argparse.Namespace) -> Action:
     from tensorflowonspark.pipeline import TFModel
 
-    model = TFModel({"num_gpus": 0}).setExportDir(f"{args.wayl}/saved_model")
+    model = TFModel({"num_gpus": 0}).setExportDir(f"{args.model}/saved_model")
     model.setInputMapping({"x": "image"}).setOutputMapping({"output_0": "scores"})
     model.setSignatureDefKey("serving_default").setTagSet("serve").setBatchSize(args.batch)
     return scores(model.transform(data))
@@ -96,7 +96,7 @@ def limit(args: argparse.Namespace) -> Iterator[Action]:
     import keras
     import pyarrow.dataset as ds
 
-    model = keras.saving.load_model(f"{args.wayl}/model.keras")
+    model = keras.saving.load_model(f"{args.model}/model.keras")
     files = sorted(map(str, Path(args.path).glob("*.parquet")))
 
     def action() -> int:
