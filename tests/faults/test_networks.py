@@ -1,0 +1,220 @@
+"""A connection is cut or breaks, or a clock is wrong: nobody else is blamed, and no row is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import psutil
+import pytest
+
+import sparkdl
+from sparkdl.control.messages import Assign
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import NodeFailedError, NodeLostError
+from sparkdl.core.options import Recovery
+from sparkdl.core.world import Member
+from sparkdl.driver.feeds.transitions import feed_targets
+from sparkdl.driver.lifecycle.state import Running
+from sparkdl.driver.options import Observe
+from sparkdl.feed.transfer.messages import Target
+from sparkdl.node.context import NodeContext
+from sparkdl.node.spec import start_agent
+from tests.doubles.gates import Gate
+from tests.doubles.ledger import Plan, lost_and_doubled, table, train
+from tests.doubles.nodes import SOON_S, Lines, launch, processes, use_settings
+from tests.doubles.proxy import Proxy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS = 400
+
+# between driver and agent
+
+
+@dataclass
+class Network:
+    """The network between the driver and the agent of one node."""
+
+    proxies: list[Proxy]
+
+    def cut(self) -> None:
+        for proxy in self.proxies:
+            proxy.stall()
+
+    def mend(self) -> None:
+        for proxy in self.proxies:
+            proxy.mend()
+
+
+@pytest.fixture
+def network_of_node_1(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+    """The network of node 1 of local clusters, whose lease is a second."""
+    use_settings(monkeypatch, lease_s=1.0)
+    network = Network([])
+
+    def start(order: Any, *rest: Any) -> Any:
+        if order.node_id == 1:
+            network.proxies.append(stack.enter_context(Proxy(order.url)))
+            order = msgspec.structs.replace(order, url=network.proxies[-1].uri)
+        return start_agent(order, *rest)
+
+    monkeypatch.setattr("sparkdl.driver.executors.local.start_agent", start)
+    with ExitStack() as stack:
+        yield network
+
+
+def wait_for_a_signal(args: None, ctx: NodeContext) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    print("in map_fun", flush=True)
+    signal.sigwait({signal.SIGUSR2})
+    return ctx.generation
+
+
+def test_cut_of_less_than_the_lease_harms_nobody(network_of_node_1: Network) -> None:
+    lines = Lines()
+    with launch(wait_for_a_signal, observe=Observe(on_log=lines)) as cluster:
+        lines.wait_for("in map_fun", 2)
+        network_of_node_1.cut()
+        cluster._controller.wait_for(lambda view: False, Deadline.after(0.9))
+        network_of_node_1.mend()
+        for node in processes().values():
+            node.child.send_signal(signal.SIGUSR2)
+        assert cluster.results(SOON_S) == [0, 0]
+
+
+def hang_at_first(args: None, ctx: NodeContext) -> int:
+    if ctx.generation == 0:
+        signal.pause()
+    return ctx.generation
+
+
+def test_longer_cut_ends_the_child_before_its_seat_is_given_away(
+    network_of_node_1: Network,
+) -> None:
+    """Two children for one node never train.
+
+    The agent cannot ask anybody, and ends its child; the driver cannot know, and waits for longer.
+    """
+    with (
+        pytest.raises(NodeLostError, match=r"worker:1 \(rank 1") as caught,
+        launch(hang_at_first) as cluster,
+    ):
+        child = psutil.Process(processes()["worker:1"].child.pid)
+        gone_s: list[float] = []
+
+        def watch() -> None:
+            child.wait(2 * SOON_S)
+            gone_s.append(time.monotonic())
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        network_of_node_1.cut()
+        has_lost = cluster._controller.wait_for(
+            lambda view: not isinstance(view.state, Running), Deadline.after(2 * SOON_S)
+        )
+        lost_s = time.monotonic()
+        watcher.join()
+        assert has_lost
+        assert gone_s[0] < lost_s
+        cluster.wait(SOON_S)
+    assert "nothing came from it" in caught.value.root_cause.message
+
+
+def test_clock_that_is_an_hour_behind_blames_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fails on that host later did not happen first."""
+    use_settings(monkeypatch, settle_s=2.0)  # rank 0 is heard on a slow machine as well
+    alive = Gate.at(tmp_path / "alive")
+
+    def fail(args: None, ctx: NodeContext) -> None:
+        if ctx.rank == 1:
+            os.open(alive.path, os.O_WRONLY)  # until this process ends
+            raise ValueError("the cause")
+        behind_s = time.time() - 3600
+        time.time = lambda: behind_s
+        alive.wait()
+        raise ConnectionError("the other worker is gone")
+
+    began_s = time.time()
+    with pytest.raises(NodeFailedError) as caught, launch(fail) as cluster:
+        cluster.wait(SOON_S)
+    assert [failure.node for failure in caught.value.failures] == ["worker:1", "worker:0"]
+    assert all(began_s <= f.time_s <= time.time() for f in caught.value.failures)
+
+
+# between agents
+
+
+def test_node_that_cannot_fetch_is_the_cause_and_the_restart_loses_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The driver reaches an agent that does not answer another one, which fetches its rows."""
+    use_settings(monkeypatch, lease_s=1.0)
+    caplog.set_level(logging.WARNING)
+    links, stack = list[Proxy](), ExitStack()
+
+    def assign(*about: Any, **more: Any) -> Assign:
+        uris: dict[int, str] = more.get("uris", {})
+        if uris and not links:
+            links.append(stack.enter_context(Proxy(next(iter(uris.values())))))
+            links[0].stall()
+        if uris and "restart 1 of 1" not in caplog.text:
+            more["uris"] = dict.fromkeys(uris, links[0].uri)
+        return Assign(*about, **more)
+
+    monkeypatch.setattr("sparkdl.driver.feeds.transitions.Assign", assign)
+    options: dict[str, Any] = {"recovery": Recovery(host_timeout_s=4.0), "max_restarts": 1}
+    with launch(train, Plan(), checkpoint_dir=str(tmp_path), **options) as cluster, stack:
+        cluster.feed(table(ROWS), timeout_s=3 * SOON_S)
+        results = cluster.results(3 * SOON_S)
+        assert cluster.world.generation == 1
+    cause = (
+        r"restart 1 of 1 because worker:(\d) .* cannot fetch rows from worker:(?!\1)\d: no answer"
+    )
+    assert re.search(cause, caplog.text)
+    assert lost_and_doubled(results, ROWS) == (0, 0)
+
+
+# between feeders and an agent
+
+KEYS_NBYTES = 1200
+"""Of streams that carry keys of what goes to a node on the same machine, where Spark feeds."""
+
+
+def test_spark_repeats_tasks_whose_pipe_breaks_in_a_batch_and_each_row_is_there_once(
+    spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxies: list[Proxy] = []
+
+    def targets(members: Iterable[Member]) -> tuple[Target, ...]:
+        first, second = feed_targets(members)
+        if not proxies:
+            proxies.append(stack.enter_context(Proxy(second.uri, break_at=KEYS_NBYTES)))
+        return first, replace(second, uri=proxies[0].uri)
+
+    monkeypatch.setattr("sparkdl.driver.feeds.transitions.feed_targets", targets)
+    rows = spark_cluster.range(ROWS, numPartitions=4).withColumnRenamed("id", "row")
+    options: dict[str, Any] = {"framework": "plain"}
+    with (
+        ExitStack() as stack,
+        sparkdl.launch(spark_cluster, train, Plan(every=999), 2, **options) as cluster,
+    ):
+        assert cluster.feed(rows).rows_fed == ROWS
+        results = cluster.results(3 * SOON_S)
+        assert cluster.world.generation == 0
+    assert proxies[0].has_broken
+    assert lost_and_doubled(results, ROWS) == (0, 0)
