@@ -1,18 +1,19 @@
-"""The framework process, with the test in the place of its agent."""
+"""A child with the test in the place of its agent: a process of its own, or this one."""
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 import socket
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import psutil
 import pytest
 
 from sparkdl.control import channel
@@ -22,147 +23,143 @@ from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Environment
 from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, build_world
+from sparkdl.node import child, context
 from sparkdl.node.context import NodeContext
+from sparkdl.node.link import AgentLink
 from sparkdl.node.resources import reserve_port
 from sparkdl.node.supervisor import Child, ChildSpec
 from tests.doubles.frameworks import IS_MISSING, LOSES_PORTS, LOSES_PORTS_EARLY
 from tests.doubles.nodes import SOON_S
 
 MapFun = Callable[[Any, NodeContext], Any]
+Outcome = ChildReturned | channel.Raised
 
 
-class Node:
-    def __init__(self, child: Child, spec: ClusterSpec, payload: Path) -> None:
-        self.child = child
-        self.process = psutil.Process(child.pid)
-        self.log = child.log
-        self._spec = spec
-        self._payload = payload
-        child.sock.settimeout(SOON_S)
+def begin(agents: socket.socket, payload: Path, spec: ClusterSpec) -> None:
+    """Tell a child, as its agent does, that the world begins."""
+    (node,) = spec.nodes
+    with reserve_port("127.0.0.1", Environment()) as port:
+        world = build_world(5, {node: Address("127.0.0.1", port.getsockname()[1], "")})
+        start = channel.Start(world, 0, spec, payload=str(payload))
+        channel.send(agents, start, port.fileno())
 
-    def begin(self) -> None:
-        (node,) = self._spec.nodes
-        with reserve_port("127.0.0.1", Environment()) as port:
-            address = Address("127.0.0.1", port.getsockname()[1], "")
-            world = build_world(5, {node: address})
-            start = channel.Start(world, 0, self._spec, payload=str(self._payload))
-            channel.send(self.child.sock, start, port.fileno())
 
-    def messages(self) -> list[channel.Local]:
-        """Wait for the end of the pipe; return what the child said, but for how long it waited."""
+def spec_of(framework: str = "plain", **options: Any) -> ClusterSpec:
+    return ClusterSpec("c", (NodeSpec(0, WORKER, 0),), framework=framework, **options)
+
+
+def add(args: dict[str, int], ctx: NodeContext) -> tuple[int, int, list[str]]:
+    return args["a"] + 1, ctx.generation, sys.argv
+
+
+def test_process_says_that_it_runs_and_returns_in_this_order(tmp_path: Path) -> None:
+    payload = tmp_path / "payload"
+    payload.write_bytes(cloudpickle.dumps((add, {"a": 41})))
+    process = Child.spawn(ChildSpec("plain", {"PYTHONUNBUFFERED": "1"}))
+    try:
+        process.sock.settimeout(SOON_S)
+        begin(process.sock, payload, spec_of())
         unframer = channel.Unframer()
         said: list[channel.Local] = []
-        while (some := channel.receive(self.child.sock, unframer)) is not None:
+        while (some := channel.receive(process.sock, unframer)) is not None:
             said.extend(message for message, _fd in some if not isinstance(message, channel.Waited))
-        return said
-
-    def outcome(self) -> channel.Local:
-        self.begin()
-        return self.messages()[-1]
-
-    def value(self) -> Any:
-        returned = self.outcome()
-        assert isinstance(returned, ChildReturned), returned
-        return decode_value(returned.result)
-
-    def failure(self) -> Failure:
-        raised = self.outcome()
-        assert isinstance(raised, channel.Raised), raised
-        return raised.failure
-
-
-def end_of(child: Child) -> None:
-    assert child._process is not None
-    child._process.wait(SOON_S)
-
-
-StartNode = Callable[..., Node]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[StartNode]:
-    with ExitStack() as stack:
-
-        def start_child(
-            map_fun: MapFun | bytes,
-            args: Any = None,
-            framework: str = "plain",
-            release_port: bool = True,
-            preload: tuple[str, ...] = (),
-        ) -> Node:
-            payload = tmp_path / "payload"
-            payload.write_bytes(
-                map_fun if isinstance(map_fun, bytes) else cloudpickle.dumps((map_fun, args))
-            )
-            environment = {"PYTHONUNBUFFERED": "1"}
-            child = Child.spawn(ChildSpec(framework, environment, preload))
-            stack.callback(child.close)
-            stack.callback(end_of, child)
-            stack.callback(child.signal_group, signal.SIGKILL)
-            spec = ClusterSpec(
-                "c", (NodeSpec(0, WORKER, 0),), framework=framework, release_port=release_port
-            )
-            return Node(child, spec, payload)
-
-        yield start_child
-
-
-def test_says_that_it_runs_and_returns_in_this_order(start: StartNode) -> None:
-    def add(args: dict[str, int], ctx: NodeContext) -> tuple[int, int, str]:
-        return args["a"] + 1, ctx.generation, sys.argv[0]
-
-    running = start(add, {"a": 41})
-    running.begin()
-    *before, returned = running.messages()
-    (entered,) = before
+    finally:
+        process.signal_group(signal.SIGKILL)
+        assert process._process is not None
+        process._process.wait(SOON_S)
+        process.close()
+    entered, returned = said
     assert isinstance(entered, ChildRunning)
     assert isinstance(returned, ChildReturned)
     assert not returned.has_exited
-    value = decode_value(returned.result)
-    assert value[:2] == (42, 5)
-    assert value[2].endswith("child.py")  # arguments that are no list leave sys.argv alone
+    result, generation, (program, *arguments) = decode_value(returned.result)
+    assert (result, generation) == (42, 5)
+    assert program.endswith("child.py")  # arguments that are no list leave sys.argv alone
+    assert arguments[3:] == ["plain"]
 
 
-def test_list_of_arguments_becomes_argv(start: StartNode) -> None:
+# in this process
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Outcome]]:
+    """A function that does what a child does between its start and its last words."""
+    environ = dict(os.environ)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(context, "_current", None)
+
+    def outcome(
+        map_fun: MapFun | bytes,
+        args: Any = None,
+        framework: str = "plain",
+        preload: tuple[str, ...] = (),
+        **options: Any,
+    ) -> Outcome:
+        payload = tmp_path / "payload"
+        payload.write_bytes(
+            map_fun if isinstance(map_fun, bytes) else cloudpickle.dumps((map_fun, args))
+        )
+        agents, child_end = socket.socketpair()
+        link = AgentLink(child_end)
+        with agents:
+            begin(agents, payload, spec_of(framework, **options))
+            try:
+                return child._run(partial(child.import_all, framework, preload), link)
+            finally:
+                link.close()
+
+    yield outcome
+    os.environ.clear()
+    os.environ.update(environ)
+
+
+Run = Callable[..., Outcome]
+
+
+def value_of(outcome: Outcome) -> Any:
+    assert isinstance(outcome, ChildReturned), outcome
+    return decode_value(outcome.result)
+
+
+def failure_of(outcome: Outcome) -> Failure:
+    assert isinstance(outcome, channel.Raised), outcome
+    return outcome.failure
+
+
+def test_list_of_arguments_becomes_argv(run: Run) -> None:
     def argv(args: list[str], ctx: NodeContext) -> list[str]:
         assert args is sys.argv
         return sys.argv
 
-    assert start(argv, ["train.py", "--steps", "3"]).value() == ["train.py", "--steps", "3"]
+    assert value_of(run(argv, ["train.py", "--steps", "3"])) == ["train.py", "--steps", "3"]
 
 
-@pytest.mark.parametrize("code", [0, None])
-def test_sys_exit_without_a_code_returns_none(start: StartNode, code: int | None) -> None:
-    def leave(args: int | None, ctx: NodeContext) -> None:
-        ArgumentParser().exit(args or 0)
-
-    returned = start(leave, code).outcome()
+def test_sys_exit_without_a_code_returns_none(run: Run) -> None:
+    returned = run(lambda args, ctx: ArgumentParser().exit())
+    assert value_of(returned) is None
     assert isinstance(returned, ChildReturned)
-    assert decode_value(returned.result) is None
     assert returned.has_exited
 
 
 @pytest.mark.parametrize(("code", "expected"), [(5, 5), ("out of luck", 1)])
-def test_sys_exit_with_a_code_is_a_failure(
-    start: StartNode, code: int | str, expected: int
-) -> None:
+def test_sys_exit_with_a_code_is_a_failure(run: Run, code: int | str, expected: int) -> None:
     def leave(args: int | str, ctx: NodeContext) -> None:
         raise SystemExit(args)
 
-    failure = start(leave, code).failure()
+    failure = failure_of(run(leave, code))
     assert (failure.kind, failure.exit_code) == ("exit", expected)
     assert str(code) in failure.message
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_whatever_is_raised_is_told_once_with_the_users_frames_alone(
-    start: StartNode, error: type[BaseException]
+    run: Run, error: type[BaseException], capfd: pytest.CaptureFixture[str]
 ) -> None:
     def deep(args: type[BaseException], ctx: NodeContext) -> None:
         raise args("no such luck")
 
-    running = start(deep, error)
-    failure = running.failure()
+    failure = failure_of(run(deep, error))
     assert failure.kind == "exception"
     assert failure.exception_type == f"builtins.{error.__name__}"
     assert failure.message == f"{error.__name__}: no such luck"
@@ -170,22 +167,22 @@ def test_whatever_is_raised_is_told_once_with_the_users_frames_alone(
     assert head == "Traceback (most recent call last):"
     assert frame.endswith(", in deep"), "the first frame is the user's"
     assert last == failure.message
-    assert failure.pid == running.child.pid
-    assert running.log.tail(3) == (), "the agent adds it, behind what the child has printed"
+    assert failure.pid == os.getpid()
+    assert capfd.readouterr() == ("", ""), "the agent adds it, behind what the child has printed"
 
 
-def test_error_has_no_colours_of_terminals(start: StartNode) -> None:
+def test_error_has_no_colours_of_terminals(run: Run) -> None:
     def fail(args: None, ctx: NodeContext) -> None:
         raise ValueError("Exception encountered.\n\x1b[1mCannot take the length\x1b[0m")
 
-    failure = start(fail).failure()
+    failure = failure_of(run(fail))
     assert failure.message == "ValueError: Exception encountered.\nCannot take the length"
     assert "\x1b" not in failure.traceback
 
 
-def test_code_that_cannot_be_unpickled_is_a_failed_setup(start: StartNode) -> None:
+def test_code_that_cannot_be_unpickled_is_a_failed_setup(run: Run) -> None:
     payload = b"csome_module_of_the_driver\ntrain\n."
-    failure = start(payload).failure()
+    failure = failure_of(run(payload))
     assert failure.kind == "setup"
     first, advice = failure.message.splitlines()
     assert first == "ModuleNotFoundError: No module named 'some_module_of_the_driver'"
@@ -193,44 +190,43 @@ def test_code_that_cannot_be_unpickled_is_a_failed_setup(start: StartNode) -> No
         assert way in advice
 
 
-def test_missing_framework_is_told_before_there_is_a_world(start: StartNode) -> None:
-    (raised,) = start(print, framework=IS_MISSING).messages()
-    assert isinstance(raised, channel.Raised)
-    assert raised.failure.kind == "setup"
-    assert "frobnicate 3 cannot be imported" in raised.failure.message
+def test_missing_framework_is_told_before_there_is_a_world(run: Run) -> None:
+    failure = failure_of(run(b"no world has it", framework=IS_MISSING))
+    assert failure.kind == "setup"
+    assert "frobnicate 3 cannot be imported" in failure.message
 
 
-def test_modules_to_preload_are_there_before_the_world(start: StartNode) -> None:
+def test_modules_to_preload_are_there_before_the_world(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def loaded(args: None, ctx: NodeContext) -> list[bool]:
         return [name in sys.modules for name in ("wsgiref.simple_server", "turtle")]
 
-    running = start(loaded, preload=("wsgiref.simple_server",))
-    assert running.value() == [True, False]
+    for name in ("wsgiref.simple_server", "turtle"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert value_of(run(loaded, preload=("wsgiref.simple_server",))) == [True, False]
 
 
-def test_module_that_cannot_be_preloaded_is_a_failed_setup_that_names_it(start: StartNode) -> None:
-    (raised,) = start(print, preload=("wsgiref", "frobnicate.core")).messages()
-    assert isinstance(raised, channel.Raised)
-    assert raised.failure.kind == "setup"
-    assert "names 'frobnicate.core', which cannot be imported" in raised.failure.message
+def test_module_that_cannot_be_preloaded_is_a_failed_setup_that_names_it(run: Run) -> None:
+    failure = failure_of(run(b"no world has it", preload=("wsgiref", "frobnicate.core")))
+    assert failure.kind == "setup"
+    assert "names 'frobnicate.core', which cannot be imported" in failure.message
 
 
 @pytest.mark.parametrize(
     ("framework", "kind"),
     [(LOSES_PORTS, "port"), (LOSES_PORTS_EARLY, "port"), ("plain", "exception")],
 )
-def test_lost_port_is_what_the_framework_takes_for_one(
-    start: StartNode, framework: str, kind: str
-) -> None:
+def test_lost_port_is_what_the_framework_takes_for_one(run: Run, framework: str, kind: str) -> None:
     def bind(args: None, ctx: NodeContext) -> None:
         raise OSError("address already in use")
 
-    assert start(bind, framework=framework).failure().kind == kind
+    assert failure_of(run(bind, framework=framework)).kind == kind
 
 
 @pytest.mark.parametrize("release_port", [True, False])
 def test_port_is_released_before_map_fun_unless_it_is_to_be_kept(
-    start: StartNode, release_port: bool
+    run: Run, release_port: bool
 ) -> None:
     def try_port(args: None, ctx: NodeContext) -> list[bool]:
         def is_free() -> bool:
@@ -246,25 +242,21 @@ def test_port_is_released_before_map_fun_unless_it_is_to_be_kept(
             ctx.release_port()
         return [before, is_free()]
 
-    running = start(try_port, release_port=release_port)
-    running.begin()
-    returned = running.messages()[-1]
-    assert isinstance(returned, ChildReturned)
-    assert decode_value(returned.result) == [release_port, True]
+    assert value_of(run(try_port, release_port=release_port)) == [release_port, True]
 
 
-def test_value_too_large_for_a_message_is_a_problem_and_no_failure(start: StartNode) -> None:
-    returned = start(lambda args, ctx: b"x" * args, MAX_MESSAGE_NBYTES).outcome()
+def test_value_too_large_for_a_message_is_a_problem_and_no_failure(run: Run) -> None:
+    returned = run(lambda args, ctx: b"x" * args, MAX_MESSAGE_NBYTES)
     assert isinstance(returned, ChildReturned)
     assert returned.result == b""
     assert "Save it to a file in map_fun" in returned.result_problem
 
 
-def test_story_of_a_failure_is_cut_to_what_travels(start: StartNode) -> None:
+def test_story_of_a_failure_is_cut_to_what_travels(run: Run) -> None:
     def complain(args: int, ctx: NodeContext) -> None:
         raise ValueError("first words " + "x" * args + " last words")
 
-    failure = start(complain, MAX_MESSAGE_NBYTES).failure()
+    failure = failure_of(run(complain, MAX_MESSAGE_NBYTES))
     assert len(failure.message) + len(failure.traceback) < MAX_MESSAGE_NBYTES // 16
     assert failure.message.startswith("ValueError: first words xxx")
     assert failure.traceback.rstrip().endswith("last words")
