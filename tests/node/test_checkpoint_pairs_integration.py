@@ -1,9 +1,8 @@
 """Checkpoints beside whatever else is read: each covers the batches that the model has used.
 
-The rows are {Keras' fit, own loop of TensorFlow, of PyTorch, Lightning, transformers}; each
-pair of {one feed, a validation}, {no workers, workers}, {within an epoch, at its end} and {counted
-by the caller, not counted} that is allowed comes up. The estimators' own tests save beside a
-validation; `test_trainer_is_fed…` and the like kill nodes.
+Keras' fit, own loops of TensorFlow and of PyTorch, Lightning and transformers each read a
+validation as well, and save within epochs and at their ends. The estimators' own tests save beside
+a validation; `test_trainer_is_fed…` and the like kill nodes.
 """
 
 from __future__ import annotations
@@ -76,51 +75,51 @@ def rows(batches: int) -> list[dict[str, Any]]:
     return [ROW] * (NODES * BATCH * batches)
 
 
-def made(nodes: Lab, body: Any, name: str, validates: bool, **how: Any) -> Used:
+def made(nodes: Lab, body: Any, name: str, **how: Any) -> Used:
     """Have all nodes train by `body`, fed; return their checkpoints, by the feeds' short names."""
-    nodes.begin(body, {**how, "train": name, "validates": validates})
-    feedings = [nodes.cluster.feed_async(rows(BATCHES), epochs=EPOCHS, feed=name)]
-    if validates:
-        again = nodes.cluster.feed_async(rows(VALIDATION), epochs=EPOCHS, feed=f"a-{name}")
-        feedings.append(again)
+    validation = f"a-{name}"  # which sorts before the training's
+    nodes.begin(body, {**how, "train": name, "validation": validation})
+    feedings = [
+        nodes.cluster.feed_async(rows(BATCHES), epochs=EPOCHS, feed=name),
+        nodes.cluster.feed_async(rows(VALIDATION), epochs=EPOCHS, feed=validation),
+    ]
     first, *others = nodes.results()
     for feeding in feedings:
         feeding.result(60.0)
     assert [first] * len(others) == others
     return [
-        (step, {"validation" if f.startswith("a-") else "train": n for f, n in used.items()})
+        (step, {"validation" if f == validation else "train": n for f, n in used.items() if n})
         for step, used in first
     ]
 
 
-def validation_of(args: dict[str, Any]) -> str | None:
-    """Return the name of its feed, which sorts before the training's."""
-    return f"a-{args['train']}" if args["validates"] else None
-
-
-def expected(steps: list[int], validates: bool, is_saved_first: bool = False) -> Used:
+def expected(*steps: int, saved_first: tuple[int, ...] = ()) -> Used:
     """Return the checkpoints after these steps of `EPOCHS` epochs that a validation follows.
 
     Args:
-        is_saved_first: whether an epoch's end is saved before its validation.
+        saved_first: the steps that are saved before the validation behind them.
     """
     found: Used = []
     for step in steps:
-        over = (step - is_saved_first) // BATCHES * VALIDATION if validates else 0
+        over = (step - (step in saved_first)) // BATCHES * VALIDATION
         found.append((step, {"train": step, **({"validation": over} if over else {})}))
     return found
+
+
+def saving_lab(framework: str, folders: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder = folders.mktemp(framework)
+    feeding = Feeding(timeout_s=60)
+    saved = str(folder / "saved")
+    with lab(folder, framework, NODES, checkpoint_dir=saved, feeding=feeding) as found:
+        yield found
 
 
 # TensorFlow
 
 
-@pytest.fixture(scope="module")
-def tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    folder = tmp_path_factory.mktemp("tensorflow")
-    options: dict[str, Any] = {"checkpoint_dir": str(folder / "saved")}
-    options["feeding"] = Feeding(timeout_s=60)
-    with lab(folder, "tensorflow", NODES, **options) as found:
-        yield found
+@pytest.fixture(scope="module", name="tensorflow")
+def _tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    yield from saving_lab("tensorflow", tmp_path_factory)
 
 
 def fit(args: dict[str, Any], ctx: NodeContext) -> Used:
@@ -131,48 +130,35 @@ def fit(args: dict[str, Any], ctx: NodeContext) -> Used:
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    feed = validation_of(args)
+    checkpoint = sparkdl.keras.Checkpoint(node, every_steps=2, every_epochs=1)  # type: ignore[arg-type]
     model.fit(
         ctx.dataset(BATCH, x="x", y="y", feed=args["train"]),
-        validation_data=ctx.dataset(BATCH, x="x", y="y", feed=feed) if feed else None,
-        validation_steps=args.get("validation_steps"),
+        validation_data=ctx.dataset(BATCH, x="x", y="y", feed=args["validation"]),
         epochs=EPOCHS,
         verbose=0,
-        callbacks=[sparkdl.keras.Checkpoint(node, **args["every"])],  # type: ignore[arg-type]
+        callbacks=[checkpoint],
     )
     return node.made
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize(
-    ("every", "validates", "steps"),
-    [
-        ({"every_epochs": 1}, True, [5, 10]),
-        ({"every_steps": 2}, True, [2, 4, 6, 8, 10]),
-        pytest.param({"every_epochs": 1}, False, [5, 10], marks=pytest.mark.deep),
-    ],
-)
-def test_fit_saves_beside_a_validation(
-    tensorflow: Lab, every: dict[str, int], validates: bool, steps: list[int]
-) -> None:
-    name = f"fit-{validates}-{len(steps)}"
-    found = made(tensorflow, fit, name, validates, every=every)
-    assert found == expected(steps, validates, is_saved_first="every_steps" in every)
+def test_fit_saves_beside_a_validation(tensorflow: Lab) -> None:
+    """A multiple of the steps is saved before the validation, another end of an epoch after it."""
+    found = made(tensorflow, fit, "fit")
+    assert found == expected(2, 4, 5, 6, 8, 10, saved_first=(10,))
 
 
 def own_loop(args: dict[str, Any], ctx: NodeContext) -> Used:
     import tensorflow as tf
 
-    node, names = Numbered(ctx), [args["train"], validation_of(args)]
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    train, *validation = (
+    train, validation = (
         strategy.experimental_distribute_dataset(
-            ctx.dataset(BATCH, x="x", y="y", feed=name).map(lambda x, y: (x, y)).prefetch(3)
+            ctx.dataset(BATCH, x="x", y="y", feed=args[name]).map(lambda x, y: (x, y)).prefetch(3)
         )
-        for name in names
-        if name
+        for name in ("train", "validation")
     )
-    return loop(node, args, train, *validation)
+    return loop(Numbered(ctx), args, train, validation)
 
 
 def loop(node: Any, args: dict[str, Any], train: Any, validation: Any = ()) -> Used:
@@ -199,31 +185,20 @@ def loop(node: Any, args: dict[str, Any], train: Any, validation: Any = ()) -> U
     return made
 
 
-def of_loop(validates: bool) -> Used:
-    found = expected([3, 5, 8, 10], validates)
-    return [*found[:3], *expected([10], validates, is_saved_first=True)]
+OF_LOOP = expected(3, 5, 8, 10, saved_first=(10,))
 
 
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("validates", [True, pytest.param(False, marks=pytest.mark.deep)])
-def test_own_loop_over_a_dataset_saves_beside_a_validation(
-    tensorflow: Lab, validates: bool
-) -> None:
-    how = {"refused_at": 0, "count": True}
-    found = made(tensorflow, own_loop, f"own-{validates}", validates, **how)
-    assert found == of_loop(validates)
+def test_own_loop_over_a_dataset_saves_beside_a_validation(tensorflow: Lab) -> None:
+    assert made(tensorflow, own_loop, "own", refused_at=0, count=True) == OF_LOOP
 
 
 # PyTorch
 
 
-@pytest.fixture(scope="module")
-def torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    folder = tmp_path_factory.mktemp("torch")
-    options: dict[str, Any] = {"checkpoint_dir": str(folder / "saved")}
-    options["feeding"] = Feeding(timeout_s=60)
-    with lab(folder, "torch", NODES, **options) as found:
-        yield found
+@pytest.fixture(scope="module", name="torch")
+def _torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    yield from saving_lab("torch", tmp_path_factory)
 
 
 def own_loader(args: dict[str, Any], ctx: NodeContext) -> Used:
@@ -234,32 +209,21 @@ def own_loader(args: dict[str, Any], ctx: NodeContext) -> Used:
         args,
         *(
             DataLoader(
-                ctx.torch_dataset(BATCH, x="x", y="y", feed=name, even=True),
+                ctx.torch_dataset(BATCH, x="x", y="y", feed=args[name], even=True),
                 batch_size=None,
                 num_workers=args["workers"],
                 persistent_workers=args["workers"] > 1,
             )
-            for name in (args["train"], validation_of(args))
-            if name
+            for name in ("train", "validation")
         ),
     )
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("workers", "validates"),
-    [
-        (2, True),
-        (0, True),
-        pytest.param(1, False, marks=pytest.mark.deep),
-    ],
-)
-def test_own_loop_over_a_loader_saves_beside_a_validation(
-    torch: Lab, workers: int, validates: bool
-) -> None:
+@pytest.mark.parametrize("workers", [2, 0])
+def test_own_loop_over_a_loader_saves_beside_a_validation(torch: Lab, workers: int) -> None:
     how = {"refused_at": 0, "count": True} if workers else {}
-    found = made(torch, own_loader, f"loader-{workers}", validates, workers=workers, **how)
-    assert found == of_loop(validates)
+    assert made(torch, own_loader, f"loader-{workers}", workers=workers, **how) == OF_LOOP
 
 
 def lightning(args: dict[str, Any], ctx: NodeContext) -> Used:
@@ -269,6 +233,7 @@ def lightning(args: dict[str, Any], ctx: NodeContext) -> Used:
     from tests.test_lightning import QUIET, _module
 
     node: Any = Numbered(ctx)
+    every = {"every_steps": 3, "every_epochs": 1}
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
@@ -277,14 +242,14 @@ def lightning(args: dict[str, Any], ctx: NodeContext) -> Used:
         strategy="ddp",
         num_sanity_val_steps=1,
         plugins=[sparkdl.lightning.Environment()],
-        callbacks=[sparkdl.lightning.Checkpoint(feed=args["train"], ctx=node, **args["every"])],
+        callbacks=[sparkdl.lightning.Checkpoint(feed=args["train"], ctx=node, **every)],
         **QUIET,
     )
     data = sparkdl.lightning.FeedDataModule(
         *(BATCH, "x", "y"),
         feed=args["train"],
-        validation=validation_of(args),
-        num_workers=args["workers"],
+        validation=args["validation"],
+        num_workers=1,
     )
     trainer.fit(_module(pl), data)
     made: Used = node.made
@@ -293,26 +258,12 @@ def lightning(args: dict[str, Any], ctx: NodeContext) -> Used:
 
 @pytest.mark.torch
 @needs("lightning")
-@pytest.mark.parametrize(
-    ("every", "workers", "validates"),
-    [
-        ({"every_steps": 3}, 1, True),
-        ({"every_epochs": 1}, 0, True),
-        pytest.param({"every_epochs": 1}, 1, True, marks=pytest.mark.deep),
-        pytest.param({"every_steps": 3}, 0, True, marks=pytest.mark.deep),
-    ],
-)
-def test_lightning_saves_beside_a_validation(
-    torch: Lab, every: dict[str, int], workers: int, validates: bool
-) -> None:
-    """The sanity check looks at rows of the validation before the training."""
-    name = f"lightning-{workers}-{'every_steps' in every}"
-    found = made(torch, lightning, name, validates, every=every, workers=workers)
-    steps = [3, 6, 9] if "every_steps" in every else [5, 10]
-    # An epoch's end is after its validation.
-    assert [(step, {f: n for f, n in used.items() if n}) for step, used in found] == expected(
-        steps, validates
-    )
+def test_lightning_saves_beside_a_validation(torch: Lab) -> None:
+    """The sanity check looks at rows of the validation before the training.
+
+    An epoch's end is after its validation.
+    """
+    assert made(torch, lightning, "lightning") == expected(3, 5, 6, 9, 10)
 
 
 def transformers(args: dict[str, Any], ctx: NodeContext) -> Used:
@@ -338,7 +289,6 @@ def transformers(args: dict[str, Any], ctx: NodeContext) -> Used:
             "labels": pt.stack([row["y"] for row in given]),
         }
 
-    feed = validation_of(args)
     library.Trainer(
         Model(),
         library.TrainingArguments(
@@ -346,18 +296,18 @@ def transformers(args: dict[str, Any], ctx: NodeContext) -> Used:
             max_steps=EPOCHS * BATCHES,
             per_device_train_batch_size=BATCH,
             per_device_eval_batch_size=BATCH,
-            dataloader_num_workers=args["workers"],
+            dataloader_num_workers=1,
             remove_unused_columns=False,
             save_strategy="steps",
-            save_steps=args["every"],
-            eval_strategy="epoch" if feed else "no",
+            save_steps=3,
+            eval_strategy="epoch",
             report_to=[],
             logging_strategy="no",
             disable_tqdm=True,
         ),
         data_collator=collate,
         train_dataset=ctx.torch_dataset(BATCH, feed=args["train"], even=True),
-        eval_dataset=ctx.torch_dataset(BATCH, feed=feed, even=True) if feed else None,
+        eval_dataset=ctx.torch_dataset(BATCH, feed=args["validation"], even=True),
         callbacks=[sparkdl.transformers.Checkpoint(args["train"], node)],
     ).train()
     made: Used = node.made
@@ -366,11 +316,9 @@ def transformers(args: dict[str, Any], ctx: NodeContext) -> Used:
 
 @pytest.mark.torch
 @needs("transformers")
-@pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.deep)])
-def test_transformers_save_beside_a_validation(torch: Lab, workers: int, tmp_path: Path) -> None:
-    how = {"folder": str(tmp_path), "workers": workers, "every": 3}
-    found = made(torch, transformers, f"trainer-{workers}", True, **how)
-    assert found == expected([3, 6, 9, 10], True, is_saved_first=True)
+def test_transformers_save_beside_a_validation(torch: Lab, tmp_path: Path) -> None:
+    found = made(torch, transformers, "trainer", folder=str(tmp_path))
+    assert found == expected(3, 6, 9, 10, saved_first=(10,))
 
 
 # Any framework, an evaluator beside it
@@ -389,22 +337,17 @@ def worker_or_evaluator(folder: Path, ctx: NodeContext) -> Used | None:
     return None
 
 
-@pytest.mark.parametrize("is_read_by_nodes", [False, True])
-def test_workers_save_beside_an_evaluator(is_read_by_nodes: bool, tmp_path: Path) -> None:
+def test_workers_save_beside_an_evaluator(tmp_path: Path) -> None:
     """Its feed is no part of a checkpoint, and it saves none; files are as good as rows."""
-    given: dict[int, Any] = {batches: rows(batches) for batches in (BATCHES, VALIDATION)}
-    if is_read_by_nodes:
-        for batches in given:
-            path = str(tmp_path / f"{batches}.parquet")
-            pq.write_table(pa.Table.from_pylist(given[batches]), path, row_group_size=BATCH)
-            given[batches] = sparkdl.parquet(path)
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(pa.Table.from_pylist(rows(BATCHES)), path, row_group_size=BATCH)
     options: dict[str, Any] = {"checkpoint_dir": str(tmp_path / "saved")}
     with launch(
         worker_or_evaluator, tmp_path, NODES + 1, roles=Roles(evaluator=True), **options
     ) as cluster:
         feedings = [
-            cluster.feed_async(given[BATCHES], epochs=EPOCHS),
-            cluster.feed_async(given[VALIDATION], role="evaluator"),
+            cluster.feed_async(sparkdl.parquet(path), epochs=EPOCHS),
+            cluster.feed_async(rows(VALIDATION), role="evaluator"),
         ]
         for feeding in feedings:
             feeding.result(60.0)
