@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from importlib import import_module
 from types import MappingProxyType
 
 from sparkdl.core.errors import FrameworkMissingError
@@ -12,6 +13,7 @@ from sparkdl.core.world import Member, World
 from sparkdl.frameworks.framework import Framework
 
 _HERE = __name__
+MORE = "wsgiref.simple_server"
 
 
 class LosesPorts(Framework):
@@ -31,6 +33,13 @@ class LosesPortsEarly(LosesPorts):
 
     def before_map_fun(self, world: World, member: Member) -> None:
         raise OSError("address already in use")
+
+
+class ImportsMore(Framework):
+    """Imports a module where there is time, as PyTorch what its optimizers' first step would."""
+
+    def import_more(self) -> None:
+        import_module(MORE)
 
 
 class IsMissing(Framework):
@@ -60,6 +69,7 @@ class Serves(Framework):
 
 LOSES_PORTS = f"{_HERE}:{LosesPorts.__name__}"
 LOSES_PORTS_EARLY = f"{_HERE}:{LosesPortsEarly.__name__}"
+IMPORTS_MORE = f"{_HERE}:{ImportsMore.__name__}"
 IS_MISSING = f"{_HERE}:{IsMissing.__name__}"
 SERVES = f"{_HERE}:{Serves.__name__}"
 KILLS_ITS_AGENT = f"{_HERE}:{KillsItsAgent.__name__}"

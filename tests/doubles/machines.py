@@ -1,11 +1,10 @@
-"""State machines that tests play, tables of steps, and the states that handlers declare."""
+"""State machines that tests play, and the states that their handlers declare."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import wraps
-from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -61,30 +60,6 @@ class Played:
         self.now_s = self.state.deadline_s
         self.state, self.actions = self._step(self.state, self._expired, self.now_s)
         return self.actions
-
-
-Row = tuple[Any, Any, Any, list[Any]]
-"""A state, what happens, the state after, what is done."""
-
-
-def ignored(state: Any, *events: Any) -> list[Row]:
-    """Return the rows of events that change nothing and cause nothing."""
-    return [(state, event, state, []) for event in events]
-
-
-def name_of(row: Row) -> str:
-    """Return the id of a row's test."""
-    return "-".join(type(each).__name__ for each in row[:3])
-
-
-def pairs_of(rows: list[Row]) -> set[tuple[type, type]]:
-    """Return the types of the states and events that the rows step through."""
-    return {(type(before), type(event)) for before, event, _after, _actions in rows}
-
-
-def illegal(states: Any, events: Any, table: dict[Any, Any]) -> set[tuple[type, type]]:
-    """Return the pairs of these unions of types that a table lacks."""
-    return set(product(get_args(states), get_args(events))) - table.keys()
 
 
 def checked(key: Any, handler: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,17 @@ import pytest
 from sparkdl.driver.options import Observe
 from sparkdl.driver.show import FeedBar, has_audience, is_submitted, print_beside, printing
 from tests.doubles.programs import output_of
-from tests.doubles.screen import on_screen
+
+
+def on_screen(written: str) -> list[str]:
+    """Return the lines of a terminal: each carriage return begins its line anew, wiping nothing."""
+    lines = []
+    for line in written.replace("\r\n", "\n").split("\n"):
+        seen = ""
+        for part in line.split("\r"):
+            seen = part + seen[len(part) :]
+        lines.append(seen.rstrip())
+    return lines
 
 
 @dataclass

@@ -19,11 +19,12 @@ from sparkdl.core.options import Feeding, Startup
 from sparkdl.driver.options import LogLine, Observe
 from sparkdl.node.context import NodeContext
 from sparkdl.node.forks import CAN_FORK
-from tests.doubles import preloaded
+from tests.doubles.frameworks import IMPORTS_MORE, MORE
 from tests.doubles.gates import Gate
 from tests.doubles.nodes import SOON_S, all_gone, is_fork_server, launch, processes
-from tests.doubles.preloaded import importers
 from tests.doubles.until import until
+from tests.node import preloaded
+from tests.node.preloaded import importers
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="agents fork on Linux alone")
 OPTIONS: dict[str, Any] = {
@@ -49,6 +50,7 @@ def tell(gate: Gate, ctx: NodeContext) -> dict[str, Any]:
     return {
         "generation": ctx.generation,
         "pid": os.getpid(),
+        "more": MORE in sys.modules,
         "server": os.getppid(),
         "random": (random.random(), float(np.random.rand())),
         "group": os.getpgid(0),
@@ -65,7 +67,10 @@ def test_restart_forks_children_of_a_process_that_has_imported_all(
     folder: Path, tmp_path: Path
 ) -> None:
     gate = Gate.at(tmp_path / "gate")
-    with launch(tell, gate, **OPTIONS) as cluster, gate.wait_until_reached():
+    with (
+        launch(tell, gate, framework=IMPORTS_MORE, **OPTIONS) as cluster,
+        gate.wait_until_reached(),
+    ):
         before = processes(nodes=2)
         servers = [psutil.Process(each.child.ppid()) for each in before.values()]
         before["worker:1"].child.kill()
@@ -74,6 +79,7 @@ def test_restart_forks_children_of_a_process_that_has_imported_all(
     assert {result["server"] for result in results} == {each.pid for each in servers}
     assert importers(folder) == {each.pid for each in servers}
     for result in results:
+        assert result["more"]
         assert result["group"] == result["pid"]
         assert result["blocked"] == set()
         assert result["multiprocessing"] == (
@@ -141,6 +147,7 @@ def imported_more(args: None, ctx: NodeContext) -> tuple[bool, bool]:
     return "torch._dynamo" in sys.modules, is_fork_server(psutil.Process(os.getppid()))
 
 
+@pytest.mark.deep
 @pytest.mark.torch
 def test_forks_have_what_optimizers_import_at_their_first_step() -> None:
     options = {"feeding": Feeding(fed=False), "max_restarts": 1}

@@ -19,20 +19,42 @@ from sparkdl.node import resources, supervisor
 from sparkdl.node.supervisor import Child, ChildSpec, wait_for_stranger, watch_end
 from tests.doubles.nodes import SOON_S, all_gone
 
-PROGRAMS = Path(__file__).parents[1] / "doubles" / "children"
-
 Spawn = Callable[[str], Child]
+
+# what goes where the framework process goes
+
+EXITS_7 = "raise SystemExit(7)"
+IGNORES_TERM = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: print("terminated", flush=True))
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+LEAVES_A_PROCESS = """
+import subprocess, sys
+left = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+print(left.pid, flush=True)
+"""
+PRINTS = """
+import os, subprocess, sys
+for i in range(3):
+    print(f"out {i}", flush=True)
+    print(f"err {i}", file=sys.stderr, flush=True)
+    os.write(1, f"raw {i}\\n".encode())
+    subprocess.run(["/bin/sh", "-c", f"echo shell {i}"], check=True)
+"""
 
 
 @pytest.fixture
 def spawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawn]:
-    """A function that starts a program of `doubles/children` where the framework process goes."""
+    """A function that starts a program where the framework process goes."""
     real_command = supervisor._command
     with ExitStack() as stack:
 
         def start(program: str) -> Child:
             def command(spec: ChildSpec, *fds: int) -> list[str]:
-                return [sys.executable, str(PROGRAMS / program), *real_command(spec, *fds)[3:]]
+                return [sys.executable, "-c", program, *real_command(spec, *fds)[3:]]
 
             monkeypatch.setattr(supervisor, "_command", command)
             child = Child.spawn(ChildSpec("plain", {"MARK": "1"}))
@@ -66,7 +88,7 @@ def line(child: Child, number: int = 1) -> str:
 
 
 def test_child_that_ignores_term_falls_to_kill(spawn: Spawn) -> None:
-    child = spawn("ignores_term.py")
+    child = spawn(IGNORES_TERM)
     assert line(child) == "up"
     child.signal_group(signal.SIGTERM)
     assert line(child, 2) == "terminated"
@@ -75,7 +97,7 @@ def test_child_that_ignores_term_falls_to_kill(spawn: Spawn) -> None:
 
 
 def test_group_kill_takes_the_processes_that_an_ended_child_left(spawn: Spawn) -> None:
-    child = spawn("leaks_grandchild.py")
+    child = spawn(LEAVES_A_PROCESS)
     grandchild = psutil.Process(int(line(child)))
     assert end_of(child) == 0
     assert grandchild.is_running()
@@ -87,7 +109,7 @@ def test_number_of_an_ended_child_is_signalled_no_more(
     spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By then, the system may have given the number to another process."""
-    child = spawn("exits_7.py")
+    child = spawn(EXITS_7)
     end_of(child)
     signals: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "killpg", lambda *signal_: signals.append(signal_))
@@ -97,7 +119,7 @@ def test_number_of_an_ended_child_is_signalled_no_more(
 
 
 def test_everything_printed_is_in_the_log_in_order(spawn: Spawn) -> None:
-    child = spawn("prints.py")
+    child = spawn(PRINTS)
     assert end_of(child) == 0
     kinds = ("out", "err", "raw", "shell")
     assert child.log.tail(100) == tuple(f"{kind} {i}" for i in range(3) for kind in kinds)
@@ -117,7 +139,7 @@ def test_kill_is_for_memory_if_the_cgroup_counts_one_more(
     counter = tmp_path / name
     counter.write_text(text.format(3))
     monkeypatch.setattr(resources, "memory_cgroups", lambda: [tmp_path])
-    child = spawn("ignores_term.py")
+    child = spawn(IGNORES_TERM)
     status = end_of(child, lambda: child.signal_group(signal.SIGKILL))
     assert child.failure(status).kind == "signal"
     counter.write_text(text.format(4))
@@ -139,8 +161,8 @@ def test_child_that_jax_ends_for_a_lost_peer_is_a_consequence(status: int) -> No
 
 
 def test_status_is_told(spawn: Spawn) -> None:
-    assert end_of(spawn("exits_7.py")) == 7
-    killed = spawn("ignores_term.py")
+    assert end_of(spawn(EXITS_7)) == 7
+    killed = spawn(IGNORES_TERM)
     status = end_of(killed, lambda: os.kill(killed.pid, signal.SIGKILL))
     assert status == -signal.SIGKILL
 
@@ -156,5 +178,5 @@ def test_stranger_is_watched_to_its_end_even_if_that_was_before() -> None:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
-    with subprocess.Popen([sys.executable, str(PROGRAMS / "ignores_term.py")]) as process:
+    with subprocess.Popen([sys.executable, "-c", IGNORES_TERM]) as process:
         asyncio.run(watch(process.pid))
