@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 import sparkdl
+from sparkdl.cli import main
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver import dashboard
 from sparkdl.driver.events import Changed, Sampled, event_of
@@ -56,10 +57,11 @@ def process() -> psutil.Process:
 
 
 @pytest.mark.usefixtures("no_dashboard_stays")
-def test_pages_open_for_who_has_the_token_and_show_all_clusters_of_the_program() -> None:
+def test_pages_open_for_who_has_the_token_and_no_training_waits_for_them() -> None:
+    """All clusters of the program are on the same ones."""
     with launch(train, 1, nodes=1, observe=Observe(dashboard=True)) as first:
         first.results()
-    with launch(train, 1, nodes=1, observe=Observe(dashboard=True)) as second:
+    with launch(train, 10, nodes=1, observe=Observe(dashboard=True)) as second:
         url = second.dashboard_url
         assert url is not None
         assert url == first.dashboard_url
@@ -75,18 +77,11 @@ def test_pages_open_for_who_has_the_token_and_show_all_clusters_of_the_program()
             status, headers, text = get(wrong)
             assert (status, headers["Location"][:5], "bokeh" in text) == (302, "login", False)
         assert get(f"{bare.rpartition('/')[0]}/login?")[0] == 403
-        second.results()
-
-
-@pytest.mark.usefixtures("no_dashboard_stays")
-def test_training_does_not_notice_a_dashboard_that_stands_still() -> None:
-    with launch(train, 20, nodes=2, observe=Observe(dashboard=True)) as cluster:
         process().send_signal(signal.SIGSTOP)
-        assert cluster.results(60) == [0, 1]
+        assert second.results(60) == [0]
 
 
-@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_process_and_its_records_go_with_the_program(end: str) -> None:
+def test_process_and_its_records_go_with_a_program_that_is_killed() -> None:
     program = (
         "import os, signal, psutil, sparkdl\n"
         "from sparkdl.driver import dashboard\n"
@@ -96,7 +91,8 @@ def test_process_and_its_records_go_with_the_program(end: str) -> None:
         " observe=sparkdl.Observe(dashboard=True)) as cluster:\n"
         "    cluster.results()\n"
         "print(*(p.pid for p in psutil.Process().children() if 'sparkdl.dashboard.server' in"
-        f" p.cmdline()), dashboard._running[0].folder, flush=True)\n{end}\n"
+        " p.cmdline()), dashboard._running[0].folder, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
@@ -134,16 +130,16 @@ def test_training_does_not_notice_that_its_record_cannot_be_written(
         raise OSError("no room")
 
     monkeypatch.setattr(dashboard, "line_of", fail)
-    with launch(train, 12, nodes=1, observe=Observe(record=str(tmp_path))) as cluster:
+    with launch(train, 1, nodes=1, observe=Observe(record=str(tmp_path))) as cluster:
         assert cluster.results() == [0]
     assert "ends here after an error; the cluster continues" in caplog.text
 
 
-def test_folder_without_a_record_is_an_error_of_the_command(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sparkdl", "dashboard", "--port", "0", str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 1
-    assert "no record is there" in run.stderr
+def test_folder_without_a_record_is_an_error_of_the_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["dashboard", "--port", "0", str(tmp_path)]) == 1
+    assert "no record is there" in capfd.readouterr().err
 
 
 def test_a_port_that_is_taken_is_an_error_only_for_who_asks(

@@ -30,7 +30,11 @@ pytestmark = [
 
 EPOCHS = 3
 EVIL = "<img src=x onerror=\"document.title='stolen'\"> <b>bold</b>"
-PATHS = ("overview", "nodes")
+PATHS = {
+    "overview": "h2:text-is('Rows per second, all nodes')",
+    "nodes": ".slick-cell:has-text('worker:1')",
+}
+"""And what a page shows of a training that runs."""
 WAIT_MS = 20_000
 
 
@@ -86,16 +90,13 @@ def test_pages_show_a_training_whose_node_is_killed(
         note_errors(page, problems)
         page.goto(cluster.dashboard_url)
         cluster.feed([(float(n),) for n in range(800)], epochs=EPOCHS)
-        for name in PATHS:
+        for name, shown in PATHS.items():
             look_at(page, name)
             status = page.inner_text("[role=status]")
             assert re.match(rf"running · cluster {cluster.spec.cluster_id} · 2 nodes", status)
             assert page.title() == f"{name.capitalize()} · sparkdl"
             assert f"/team/dashboard/{name}" in page.url
-        look_at(page, "overview")
-        page.wait_for_selector("h2:text-is('Rows per second, all nodes')", timeout=WAIT_MS)
-        look_at(page, "nodes")
-        page.wait_for_selector(".slick-cell:has-text('worker:1')", timeout=WAIT_MS)
+            page.wait_for_selector(shown, timeout=WAIT_MS)
         page.wait_for_selector(".slick-header-column:has-text('Step, ms')", timeout=WAIT_MS)
         page.wait_for_selector(".slick-cell.l4:has-text('.')", timeout=WAIT_MS)
         step = page.inner_text(".slick-cell.l3")

@@ -227,12 +227,10 @@ def fit(model: Any, node: LocalNode, epochs: int) -> list[float]:
     return [float(seen) for seen in history["seen"]]
 
 
-@pytest.mark.parametrize("strategy", ["none", "mirrored"])
-def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: str) -> None:
+def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them() -> None:
     import tensorflow as tf
 
-    scope = tf.distribute.MirroredStrategy(["CPU:0"]) if strategy == "mirrored" else None
-    built = model(scope)
+    built = model(tf.distribute.MirroredStrategy(["CPU:0"]))
     with LocalNode() as node:
         log = node.feeds.store.log("input")
         for epoch in range(3):
@@ -246,9 +244,7 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: 
         assert left == list(range(20, 30))
 
 
-@pytest.mark.parametrize(
-    ("steps", "found"), [(3, [3] * 4), (2, [2] * 5), (4, [4, 4, 4]), (5, [5, 5, 2])]
-)
+@pytest.mark.parametrize(("steps", "found"), [(3, [3] * 4), (5, [5, 5, 2])])
 def test_fit_takes_as_many_steps_as_it_is_told_over_the_ends_of_epochs(
     steps: int, found: list[int]
 ) -> None:

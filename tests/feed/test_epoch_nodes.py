@@ -55,7 +55,7 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn, least: int) -> Case:
     num_nodes = draw(st.integers(1, 4))
-    rows = st.one_of(st.integers(least, 40), st.sampled_from([max(least, 0), 1, 200]))
+    rows = st.one_of(st.integers(least, 40), st.sampled_from([max(least, 0), 1, 100]))
     passes = st.builds(Pass, st.tuples(*[rows] * num_nodes), st.integers(1, 3))
     return Case(
         tuple(draw(st.lists(passes, min_size=1, max_size=3))),
@@ -131,7 +131,7 @@ def _events(
                 batch = numbers(start, min(last, start + case.segment_rows))
                 events.append(partial(it.batch, batch, epoch))
             row = last
-            for rows in sorted(mix.sample(range(201), 5)):
+            for rows in sorted(mix.sample(range(101), 5)):
                 if rows <= min(each.rows):
                     grant = partial(it.reader.on_message, Granted(FEED, epoch, rows))
                     events.insert(mix.randint(0, len(events)), grant)

@@ -216,7 +216,7 @@ threading.Event().wait(60)
 """
 
 
-@pytest.mark.parametrize("last", [b"", b"\x00\x00\x00\x02{]", b"\xff\xff\xff\xff"])
+@pytest.mark.parametrize("last", [b"", b"\x00\x00\x00\x02{]"])
 def test_process_does_not_outlive_its_agent(last: bytes) -> None:
     """The agent vanishes, in order or in the middle of nonsense."""
     agents, child_end = socket.socketpair()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import sys
 import urllib.request
@@ -43,16 +42,18 @@ def board_of(agent: psutil.Process) -> psutil.Process:
 
 @has_tensorboard
 @pytest.mark.timeout(120)
-def test_board_answers_shows_its_folder_and_ends_with_the_cluster(
+def test_board_answers_shows_its_folder_and_ends_with_an_agent_that_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setenv("TENSORBOARD_PORT", str(port))
     with launch(
-        hang, feeding=Feeding(fed=False), observe=Observe(tensorboard=str(tmp_path))
+        hang, nodes=1, feeding=Feeding(fed=False), observe=Observe(tensorboard=str(tmp_path))
     ) as cluster:
-        board = board_of(processes()["worker:0"].agent)
+        agent = processes()["worker:0"].agent
+        board = board_of(agent)
         them = [board, *board.children(recursive=True)]
         assert cluster.board is not None
         assert (cluster.board.port, cluster.board.pid) == (port, board.pid)
@@ -60,27 +61,10 @@ def test_board_answers_shows_its_folder_and_ends_with_the_cluster(
         assert url == f"http://127.0.0.1:{port}"
         with urllib.request.urlopen(f"{url}/data/environment", timeout=60) as answer:
             assert str(tmp_path) in answer.read().decode()
+        agent.kill()
+        assert all_gone(them)
         cluster.abort()
         assert cluster.tensorboard_url() is None
-    assert all_gone(them)
-
-
-@has_tensorboard
-@pytest.mark.timeout(120)
-def test_board_ends_with_an_agent_that_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
-    cluster = launch(hang, nodes=1, feeding=Feeding(fed=False), observe=Observe(tensorboard=True))
-    try:
-        agent = processes()["worker:0"].agent
-        board = board_of(agent)
-        them = [board, *board.children(recursive=True)]
-        assert board.cmdline()[-6:-4] == ["--logdir", "tensorboard_0"]
-        agent.send_signal(signal.SIGKILL)
-        assert all_gone(them)
-    finally:
-        cluster.abort()
 
 
 @has_tensorboard

@@ -19,8 +19,6 @@ import os, signal
 from pyspark.sql import SparkSession
 
 import sparkdl
-from sparkdl import KerasEstimator, TFEstimator
-from sparkdl.tfos import TFCluster
 from tests.doubles.gates import Gate
 
 spark = (
@@ -50,12 +48,13 @@ with sparkdl.launch(spark, read_a_little, gate, **options) as cluster:
 """
 FEED_WITHOUT_WITH = "cluster.feed(rows)"
 SHUTDOWN = """
+from sparkdl.tfos import TFCluster
 cluster = TFCluster.run(spark.sparkContext, hang, gate, 1, framework="plain")
 cluster.shutdown()
 """
 RUN = "sparkdl.run(spark, hang, gate, framework='plain')"
 FIT = """
-fit = TFEstimator(lambda args, ctx: hang(gate, ctx)).setFramework("plain").setClusterSize(1)
+fit = sparkdl.TFEstimator(lambda args, ctx: hang(gate, ctx)).setFramework("plain").setClusterSize(1)
 fit.fit(spark.range(100))
 """
 AFTERWARDS = """
@@ -114,16 +113,14 @@ def test_interrupt_ends_the_training_and_the_session_goes_on(kernel: Kernel, gat
     assert "Traceback" not in cell.text
     assert re.search(r"feed 'input': \d+ rows", cell.text)
     assert "; Stopped)" in kernel.run("cluster").result
-
-    interrupted(kernel, gate, RUN)
     assert "jobs []\nrows 10000000 True\nranks [0]\n" in kernel.run(AFTERWARDS).text
     assert not processes(kernel.pid)
 
 
 @pytest.mark.deep
 @pytest.mark.spark
-def test_interrupt_ends_a_shutdown_and_a_fit(kernel: Kernel, gate: Gate) -> None:
+def test_interrupt_ends_a_run_a_shutdown_and_a_fit(kernel: Kernel, gate: Gate) -> None:
     kernel.run(session(gate))
-    for code in (SHUTDOWN, FIT):
+    for code in (RUN, SHUTDOWN, FIT):
         interrupted(kernel, gate, code)
     assert "jobs []\n" in kernel.run(AFTERWARDS).text

@@ -93,7 +93,7 @@ class Book:
 
 epochs = st.builds(
     Epoch,
-    st.lists(st.integers(1, 12), max_size=6).map(tuple),
+    st.lists(st.integers(1, 12), max_size=4).map(tuple),
     st.integers(1, 3),
     st.lists(st.integers(0, 4), max_size=3).map(tuple),
 )

@@ -477,4 +477,4 @@ class Moves(RuleBasedStateMachine):
 
 
 TestAnySequence = Moves.TestCase
-TestAnySequence.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAnySequence.settings = settings(stateful_step_count=30)
