@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,12 +25,14 @@ from sparkdl.core.settings import Environment
 from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, build_world
 from sparkdl.node import child, context
+from sparkdl.node.child import user_traceback
 from sparkdl.node.context import NodeContext
 from sparkdl.node.link import AgentLink
 from sparkdl.node.resources import reserve_port
 from sparkdl.node.supervisor import Child, ChildSpec
 from tests.doubles.frameworks import IS_MISSING, LOSES_PORTS, LOSES_PORTS_EARLY
 from tests.doubles.nodes import SOON_S
+from tests.doubles.programs import output_of
 
 MapFun = Callable[[Any, NodeContext], Any]
 Outcome = ChildReturned | channel.Raised
@@ -83,31 +86,45 @@ def test_process_says_that_it_runs_and_returns_in_this_order(tmp_path: Path) -> 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Outcome]]:
-    """A function that does what a child does between its start and its last words."""
+    """A function that does what a child does between its start and its last words.
+
+    Without a `map_fun` no world begins.
+    """
     environ = dict(os.environ)
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     monkeypatch.setattr(context, "_current", None)
 
     def outcome(
-        map_fun: MapFun | bytes,
+        map_fun: MapFun | bytes | None,
         args: Any = None,
         framework: str = "plain",
         preload: tuple[str, ...] = (),
         **options: Any,
     ) -> Outcome:
-        payload = tmp_path / "payload"
-        payload.write_bytes(
-            map_fun if isinstance(map_fun, bytes) else cloudpickle.dumps((map_fun, args))
-        )
+        payload, ports = tmp_path / "payload", list[socket.socket]()
         agents, child_end = socket.socketpair()
         link = AgentLink(child_end)
+
+        def wait_start(*then: Any, wait: Callable[..., Any] = link.wait_start) -> Any:
+            start, port = wait(*then)
+            ports.append(port)
+            return start, port
+
+        monkeypatch.setattr(link, "wait_start", wait_start)
         with agents:
-            begin(agents, payload, spec_of(framework, **options))
+            if map_fun is not None:
+                code = (map_fun, args)
+                payload.write_bytes(
+                    map_fun if isinstance(map_fun, bytes) else cloudpickle.dumps(code)
+                )
+                begin(agents, payload, spec_of(framework, **options))
             try:
                 return child._run(partial(child.import_all, framework, preload), link)
             finally:
                 link.close()
+                for port in ports:
+                    port.close()
 
     yield outcome
     os.environ.clear()
@@ -191,7 +208,7 @@ def test_code_that_cannot_be_unpickled_is_a_failed_setup(run: Run) -> None:
 
 
 def test_missing_framework_is_told_before_there_is_a_world(run: Run) -> None:
-    failure = failure_of(run(b"no world has it", framework=IS_MISSING))
+    failure = failure_of(run(None, framework=IS_MISSING))
     assert failure.kind == "setup"
     assert "frobnicate 3 cannot be imported" in failure.message
 
@@ -208,7 +225,7 @@ def test_modules_to_preload_are_there_before_the_world(
 
 
 def test_module_that_cannot_be_preloaded_is_a_failed_setup_that_names_it(run: Run) -> None:
-    failure = failure_of(run(b"no world has it", preload=("wsgiref", "frobnicate.core")))
+    failure = failure_of(run(None, preload=("wsgiref", "frobnicate.core")))
     assert failure.kind == "setup"
     assert "names 'frobnicate.core', which cannot be imported" in failure.message
 
@@ -260,3 +277,69 @@ def test_story_of_a_failure_is_cut_to_what_travels(run: Run) -> None:
     assert len(failure.message) + len(failure.traceback) < MAX_MESSAGE_NBYTES // 16
     assert failure.message.startswith("ValueError: first words xxx")
     assert failure.traceback.rstrip().endswith("last words")
+
+
+# tracebacks: the user's frames, and sparkdl's only where they are all
+
+
+OURS = str(child.__file__).removesuffix("child.py") + "made_up.py"
+
+
+def through_us(call: Callable[[], Any]) -> BaseException:
+    """Return what `call` raises when a frame of sparkdl's has called it."""
+    code = compile("def begin(call):\n    call()\n", OURS, "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    try:
+        names["begin"](call)
+    except Exception as error:  # noqa: BLE001 (whatever it is)
+        error.__traceback__ = error.__traceback__.tb_next  # type: ignore[union-attr]  # this one
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def divide() -> None:
+    raise ZeroDivisionError("by zero")
+
+
+def names_of(text: str) -> list[str]:
+    return [line.rpartition(" in ")[2] for line in text.splitlines() if line.startswith("  File")]
+
+
+def test_frames_that_led_to_the_users_code_are_left_out() -> None:
+    error = through_us(divide)
+    assert names_of("".join(traceback.format_exception(error))) == ["begin", "divide"]
+    assert names_of(user_traceback(error)) == ["divide"]
+    assert user_traceback(error).endswith("ZeroDivisionError: by zero\n")
+
+
+# memory that a step has freed
+
+
+_STEPS = """
+import resource
+import numpy as np
+from sparkdl.node.child import keep_freed_memory
+
+def step():
+    arrays = [np.ones(25 << 20, np.uint8) for _ in range(3)]
+
+keep_freed_memory()
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def page_faults() -> int:
+    """Return how many pages ten steps take from the system that the first has used already."""
+    return int(output_of(sys.executable, "-c", _STEPS))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is about glibc")
+def test_freed_memory_is_used_again_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
+        monkeypatch.delenv(name, raising=False)
+    assert page_faults() < 100

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+import sparkdl
 from sparkdl.control.channel import Local, Reported
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import EVALUATOR, PS, WORKER, ClusterSpec, NodeSpec, Role, chief_named
 from sparkdl.core.world import Address, World, build_world
+from sparkdl.feed.reader.files import FileOrder
+from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.node.context import NodeContext
 
 
@@ -148,3 +151,64 @@ def test_report_of_what_is_no_number_is_refused(
 def test_checkpoint_needs_a_place(port: socket.socket) -> None:
     with pytest.raises(ConfigError, match="launch the cluster with checkpoint_dir="):
         context(port, node_id=3).checkpoint(1).__enter__()
+
+
+# what a child reads of files
+
+
+class Asked(list[FileOrder]):
+    """Takes the orders to read."""
+
+    @property
+    def feeds(self) -> Asked:
+        return self
+
+    def own_files(self, memory_nbytes: int | None) -> Asked:
+        return self
+
+    @property
+    def reader(self) -> FeedReader:
+        return FeedReader("parquet", lambda message: None)
+
+    def begin(self, order: FileOrder) -> None:
+        self.append(order)
+
+    def context(self, node_id: int = 1) -> NodeContext:
+        world = world_of((EVALUATOR, 0, "a"), (WORKER, 0, "a"), (WORKER, 1, "b"))
+        return context(cast(Any, None), world, node_id, link=self)
+
+
+@pytest.mark.parametrize(("node_id", "sharers"), [(0, (0,)), (1, (1, 2)), (2, (1, 2))])
+def test_trainers_share_the_rows_and_others_have_them_all(
+    node_id: int, sharers: tuple[int, ...]
+) -> None:
+    sent = Asked()
+    files = sparkdl.parquet(["x", "s3://b/y"], ["c"], {"region": "eu"})
+    sent.context(node_id).batches(8, feed=files)
+    paths = ("file:///home/me/x", "s3://b/y")
+    asked = FileOrder(paths, sharers, node_id, ("c",), {"region": "eu"})
+    assert sent == [asked]
+
+
+def test_mask_of_a_padded_column_is_made_of_the_column_in_the_files() -> None:
+    sent = Asked()
+    files = sparkdl.parquet("s3://b/y")
+    batches = sent.context().batches(8, ["c.mask", "d"], feed=files, pad={"c": 3})
+    assert sent == [FileOrder(("s3://b/y",), (1, 2), 1, ("c", "d"), {})]
+    assert batches.columns == ("c.mask", "d")
+
+
+def test_order_is_random_only_where_rows_are_shuffled() -> None:
+    sent = Asked()
+    for shuffle in (False, True, 100):
+        sent.context().batches(8, feed=sparkdl.parquet("x"), shuffle=shuffle, seed=5)
+    assert [each.seed for each in sent] == [None, 5, 5]
+
+
+def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
+    sent = Asked()
+    with pytest.raises(ConfigError, match="batch_size=0"):
+        sent.context().batches(0, feed=sparkdl.parquet("x"))
+    with pytest.raises(ConfigError, match="columns='c' must be a list"):
+        sent.context().batches(8, "c", feed=sparkdl.parquet("x"))
+    assert sent == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable
@@ -10,10 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sparkdl.core.options import Feeding
-from sparkdl.node.context import NodeContext
+from sparkdl.node.child import import_all
 from sparkdl.node.resources import HadoopClasspath
-from tests.doubles.nodes import SOON_S, launch
 
 JARS = '[ "$*" = "classpath --glob" ] && echo a.jar:b.jar'
 
@@ -90,11 +89,10 @@ def test_a_folder_without_the_command_is_told(
     assert "/no/such/folder/bin/hadoop classpath --glob: " in caplog.text
 
 
-def class_path(args: None, ctx: NodeContext) -> str | None:
-    return os.environ.get("CLASSPATH")
-
-
-def test_nodes_have_the_jars_before_map_fun_begins(hadoop: Callable[..., None]) -> None:
+def test_child_has_the_jars_before_its_world_begins(
+    hadoop: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     hadoop(JARS)
-    with launch(class_path, nodes=1, feeding=Feeding(fed=False)) as cluster:
-        assert cluster.results(SOON_S) == ["a.jar:b.jar"]
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    import_all("plain", ())
+    assert os.environ["CLASSPATH"] == "a.jar:b.jar"

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from sparkdl.control import channel
+from sparkdl.control.channel import EndMark, Local
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.messages import EpochEnd, FeedBegin
 from sparkdl.control.rows import ReadCounts
-from sparkdl.core.errors import ConfigError, FeedClosedError, UnfedError
+from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, ReadError, UnfedError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -28,7 +29,7 @@ from sparkdl.datasets.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.store.segment import write_segment
-from sparkdl.node.link import AgentLink
+from sparkdl.node.link import AgentLink, FeedReaders
 from tests.doubles.feeds import SOON_S, Running, numbers
 
 
@@ -256,3 +257,26 @@ def test_number_of_batches_is_of_the_default_feed_or_of_the_only_one() -> None:
         assert ends.link.feeds.positions({"input": 2, "more": 0})[0] == {"input": two, "more": {}}
         with pytest.raises(ConfigError, match=r"names \['other'\]"):
             ends.link.feeds.positions({"other": 2})
+
+
+# readers that user code asks for late
+
+
+def test_end_of_all_feeds_reaches_late_readers_and_none_that_the_node_fills_itself() -> None:
+    readers = FeedReaders(list[Local]().append)
+    own = readers.own_files(None).reader
+    readers.take(EndMark(""), -1)
+    assert not readers.reader("late").has_epoch()
+    own.fail(ReadError("no such file"))
+    with pytest.raises(ReadError, match="no such file"):
+        own.has_epoch()
+
+
+def test_error_that_repeats_one_of_a_feed_is_that_one() -> None:
+    readers = FeedReaders(list[Local]().append)
+    found = readers.registry.raised = FeedTypeError("column 'c' holds 1 null")
+    of_a_graph = ValueError(f"Graph execution error: FeedTypeError: {found}\nat PyFunc")
+    assert readers.cause_of(of_a_graph) is found
+    other = ValueError("Graph execution error: out of memory")
+    assert readers.cause_of(other) is other
+    assert readers.cause_of(found) is found
