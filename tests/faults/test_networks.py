@@ -101,7 +101,7 @@ def hang_at_first(args: None, ctx: NodeContext) -> int:
     return ctx.generation
 
 
-def test_longer_cut_ends_the_child_before_its_seat_is_given_away(
+def test_longer_cut_ends_the_child_before_its_place_is_given_away(
     network_of_node_1: Network,
 ) -> None:
     """Two children for one node never train.
@@ -130,7 +130,7 @@ def test_longer_cut_ends_the_child_before_its_seat_is_given_away(
         assert has_lost
         assert gone_s[0] < lost_s
         cluster.wait(SOON_S)
-    assert "nothing came from it" in caught.value.root_cause.message
+    assert "no data for" in caught.value.root_cause.message
 
 
 def test_clock_that_is_an_hour_behind_blames_nobody(
