@@ -322,6 +322,55 @@ def test_finished_cluster_whose_tensorboard_is_looked_at_stays_until_it_is_stopp
     assert math.isinf(play.state.deadline_s)
 
 
+def test_finished_cluster_stops_helpers_and_keeps_its_slots_until_its_time_is_over() -> None:
+    play = Play(3, EVALUATED)
+    play.say(*(states.ResultReported(i, msg.ChildReturned(0, b"")) for i in "bc"))
+    assert sent(play.actions, msg.StopChild) == ["a"]
+    assert play.say(*(play.left(i) for i in "abc")) == []
+    assert play.expire() == [states.Release()]
+
+
+def test_first_world_is_never_smaller_than_it_was_asked_for() -> None:
+    play = fresh(min_nodes=2)
+    play.say(*(play.joined(i) for i in "ab"), *(play.ready(i) for i in "ab"))
+    assert missed(play).startswith("2 of 3 nodes came up")
+
+
+def test_late_news_of_the_round_before_changes_nothing() -> None:
+    play = Play()
+    play.say(play.broke("b"))
+    before = play.state
+    play.say(play.left("b"))
+    assert isinstance(play.state, states.Failing)
+    assert play.state.failures == before.failures  # type: ignore[union-attr]
+    play.expire()
+    before = play.state
+    assert play.say(play.broke("c")) == []
+    assert play.state == before
+
+
+def test_lost_port_is_no_failure_of_the_next_round() -> None:
+    play = Play()
+    play.say(play.broke("b", kind="port"))
+    play.expire()
+    assert isinstance(play.state, states.Gathering)
+    assert play.state.failures == ()
+
+
+def test_checkpoint_brings_neither_who_was_left_back_nor_a_round_to_who_has_returned() -> None:
+    ref = CheckpointRef("/c/1", 1, 0)
+    play = Play(3, EVALUATED)
+    play.say(play.broke("a"), play.left("a"))
+    assert play.say(states.CheckpointCompleted(ref)) == []
+    play = Play(min_nodes=2)
+    lose(play, "b")
+    play.say(play.ready("a", 1), play.ready("c", 1))
+    play.expire()
+    play.say(states.ResultReported("a", msg.ChildReturned(1, b"")), play.joined("b2"))
+    assert play.say(states.CheckpointCompleted(CheckpointRef("/c/2", 2, 1))) == []
+    assert isinstance(play.state, states.Running)
+
+
 # how long other failures are awaited
 
 
