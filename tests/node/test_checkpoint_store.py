@@ -136,6 +136,8 @@ def test_newest_is_of_the_highest_step_and_then_the_latest(store: CheckpointStor
     found = store.newest()
     assert found is not None
     assert found.ref.url.endswith(str(named(12, "aaa")))
+    make(store, named(12, "zzz"), 1.5)  # whatever the order of a listing
+    assert store.newest() == found
 
 
 @pytest.mark.parametrize("hurt", ["manifest", "file", "gone"])

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparkdl.control.messages import AssignedRange, SpooledRange
-from sparkdl.driver.feeds.table import FIRST_GRACE_S, WINDOW_NBYTES, RowTable, level
+from sparkdl.driver.feeds.table import FIRST_GRACE_S, GRACE_S, WINDOW_NBYTES, RowTable, level
 
 TOTALS = st.lists(st.integers(0, 60), max_size=8)
 SHORT = 0
@@ -67,7 +67,7 @@ def test_rows_of_the_own_agent_come_first_and_do_not_wait() -> None:
 
 def test_rows_of_another_agent_come_after_a_moment() -> None:
     table = RowTable({}, {})
-    table.add(0, [piece(0, 0, 10)], ROOM_NBYTES, 0.0)
+    table.add(0, [piece(0, 0, 10)], ROOM_NBYTES, 5.0)
     assert table.assign({0: SHORT, 1: SHORT}, 5.0) == {}
     assert table.due_s == 5.0 + FIRST_GRACE_S
     assigned = table.assign({0: SHORT, 1: SHORT}, table.due_s)
@@ -76,6 +76,28 @@ def test_rows_of_another_agent_come_after_a_moment() -> None:
         (0, row) for row in range(10)
     ]
     assert math.isinf(table.due_s)
+
+
+def test_node_waits_for_its_own_rows_anew_each_time_and_longer_once_all_have_some() -> None:
+    table = RowTable({}, {})
+    table.add(0, [piece(0, 0, 10)], ROOM_NBYTES, 0.0)
+    table.assign_rest([0])
+    table.add(0, [piece(1, 10, 10)], ROOM_NBYTES, 5.0)
+    assert table.assign({0: SHORT, 1: SHORT}, 5.0) == {}
+    assert table.due_s == 5.0 + FIRST_GRACE_S, "node 1 has had none yet"
+    table.add(1, [piece(0, 20, 20)], ROOM_NBYTES, 5.02)
+    table.assign({0: SHORT, 1: SHORT}, 5.02)
+    assert table.assigned == {0: 20, 1: 20}
+    table.add(0, [piece(2, 40, 20)], ROOM_NBYTES, 9.0)
+    assert table.assign({0: SHORT, 1: SHORT}, 9.0) == {}
+    assert table.due_s == 9.0 + GRACE_S
+
+
+def test_rows_are_assigned_once_a_node_has_read_half_of_its_window() -> None:
+    table = RowTable({}, {})
+    table.add(0, [piece(0, 0, 1000)], ROOM_NBYTES, 0.0)
+    assert table.assign({0: 500}, 0.0) == {}
+    assert len(rows_of(table.assign({0: 499}, 0.0)[0])) == 501
 
 
 def test_rows_ahead_count_and_rows_done_do_not_come_again() -> None:
