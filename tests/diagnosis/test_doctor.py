@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,29 +11,25 @@ import pytest
 import sparkdl
 from sparkdl.cli import main
 from sparkdl.core.errors import ConfigError
-from sparkdl.diagnosis import judges
+from sparkdl.diagnosis import doctor, judges
 from sparkdl.diagnosis.look import look_around
-
-HANGING, BROKEN = (f"tests.diagnosis.hanging:{name}" for name in ("Hanging", "Broken"))
+from tests.doubles.frameworks import BREAKS, HANGS
 
 
 def test_import_that_hangs_is_ended() -> None:
-    found = look_around([["framework", HANGING, "wanted"]], limit_s=2.0)
-    assert found["imports"] == {HANGING: {"error": "it took longer than 2 s"}}
+    found = look_around([["framework", HANGS, "wanted"]], limit_s=1.0)
+    assert found["imports"] == {HANGS: {"error": "it took longer than 1 s"}}
 
 
 def test_import_that_fails_is_told_beside_what_is_well(tmp_path: Path) -> None:
-    (tmp_path / "here").touch()
     looks = [
         ["machine"],
-        ["framework", BROKEN, "wanted"],
-        ["storage", f"file://{tmp_path}/here"],
+        ["framework", BREAKS, "wanted"],
         ["storage", f"file://{tmp_path}/gone"],
     ]
     found = look_around(looks, limit_s=60.0)
     assert found["machine"]["gpu_error"] == ""
-    assert "libcublas.so.12" in found["imports"][BROKEN]["error"]
-    assert found["storage"][f"file://{tmp_path}/here"] == ""
+    assert "libcublas.so.12" in found["imports"][BREAKS]["error"]
     assert "no such file" in found["storage"][f"file://{tmp_path}/gone"]
 
 
@@ -52,36 +46,35 @@ def test_check_that_fails_itself_hides_no_other(monkeypatch: pytest.MonkeyPatch)
     assert report.ok
 
 
-def test_command_prints_json_alone_and_says_by_its_status_what_it_found(tmp_path: Path) -> None:
+def test_command_prints_json_alone_and_says_by_its_status_what_it_found(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = str(tmp_path / "gone")
-    words = ["doctor", "--framework", "plain", "--path", path, "--json"]
-    command = [sys.executable, "-m", "sparkdl", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1, done.stderr
-    found = json.loads(done.stdout)
+    assert main(["doctor", "--framework", "plain", "--path", path, "--json"]) == 1
+    found = json.loads(capfd.readouterr().out)
     assert [c["name"] for c in found["checks"] if c["verdict"] == "problem"] == [f"path {path}"]
 
 
-@pytest.mark.spark
-@pytest.mark.timeout(300)
-def test_session_that_does_not_start_is_told_in_its_time() -> None:
-    master = "no-such-master"
-    words = ["doctor", "--framework", "plain", "--master", master, "--json"]
-    command = [sys.executable, "-m", "sparkdl", *words]
-    began_s = time.monotonic()
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    took_s = time.monotonic() - began_s
-    assert done.returncode == 1
-    found = json.loads(done.stdout)
+@pytest.mark.parametrize(
+    ("hangs", "why"), [(False, "Could not parse"), (True, "nothing for 0.3 s")]
+)
+def test_session_that_does_not_start_is_told_in_its_time(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], hangs: bool, why: str
+) -> None:
+    over = threading.Event()
+
+    def start(options: object) -> None:
+        over.wait(60.0 if hangs else 0.3)
+        raise RuntimeError("Could not parse Master URL")
+
+    monkeypatch.setattr(doctor, "_start", start)
+    monkeypatch.setattr(doctor, "_SESSION_S", 0.3 if hangs else 60.0)
+    assert main(["doctor", "--framework", "plain", "--master", "no-such-master", "--json"]) == 1
+    over.set()
+    found = json.loads(capfd.readouterr().out)
     (problem,) = [check for check in found["checks"] if check["verdict"] == "problem"]
-    assert problem["finding"].startswith(f"no session at {master}: ")
-    assert found["seconds"] > 0.4 * took_s, "the wait for the session counts"
+    assert problem["finding"].startswith(f"no session at no-such-master: {why}")
+    assert found["seconds"] >= 0.3, "the wait for the session counts"
 
 
 @pytest.mark.parametrize(

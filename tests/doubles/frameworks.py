@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from importlib import import_module
 from types import MappingProxyType
 
@@ -56,6 +57,20 @@ class KillsItsAgent(Framework):
         os.kill(os.getppid(), signal.SIGKILL)
 
 
+class Hangs(Framework):
+    """Its import does not end."""
+
+    def import_modules(self) -> None:
+        threading.Event().wait()
+
+
+class Breaks(Framework):
+    """Its import fails as that of a library does that lacks another one."""
+
+    def import_modules(self) -> None:
+        raise OSError("libcublas.so.12: cannot open shared object file")
+
+
 class Serves(Framework):
     """Has servers, which wait for their end."""
 
@@ -71,5 +86,7 @@ LOSES_PORTS = f"{_HERE}:{LosesPorts.__name__}"
 LOSES_PORTS_EARLY = f"{_HERE}:{LosesPortsEarly.__name__}"
 IMPORTS_MORE = f"{_HERE}:{ImportsMore.__name__}"
 IS_MISSING = f"{_HERE}:{IsMissing.__name__}"
+HANGS = f"{_HERE}:{Hangs.__name__}"
+BREAKS = f"{_HERE}:{Breaks.__name__}"
 SERVES = f"{_HERE}:{Serves.__name__}"
 KILLS_ITS_AGENT = f"{_HERE}:{KillsItsAgent.__name__}"
