@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
+import msgspec
 import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.descriptors import FdSender
+from sparkdl.control.descriptors import FdReceiver, FdSender
+from sparkdl.control.tls import Tls, Trust, new_tls
+from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError
-from sparkdl.core.row_ranges import merge_ranges
+from sparkdl.core.row_ranges import Range, merge_ranges
+from sparkdl.feed.store.segment import read_segment
 from sparkdl.feed.transfer import feeder, messages
 from sparkdl.feed.transfer.feeder import (
     FED_SCHEMA,
@@ -30,13 +37,122 @@ from sparkdl.feed.transfer.messages import (
     FedPartition,
     FeederError,
     FeedSpec,
+    PutAck,
     PutHeader,
     PutPiece,
     Target,
 )
-from tests.control.rooms import TOKEN, room
-from tests.doubles.feeds import FEED, NodeProxy, Running, numbers, order
-from tests.doubles.spools import Answer, SpoolServer
+from sparkdl.feed.transfer.server import _TokenCheck
+from tests.control.rooms import TOKEN as ROOMS_TOKEN
+from tests.control.rooms import room
+from tests.doubles.feeds import FEED, SOON_S, TOKEN, NodeProxy, Running, numbers, order
+
+Answer = Literal["store", "close", "store and close", "fail", "say nothing", "babble"]
+
+
+@dataclass(frozen=True)
+class Spooled:
+    """A piece that was stored: rows of a partition, and how they came."""
+
+    header: PutHeader
+    ranges: tuple[Range, ...]
+    batch: pa.RecordBatch
+    is_descriptor: bool
+
+    @property
+    def rows(self) -> list[int]:
+        """The numbers of its rows in the partition."""
+        return [row for start, stop in self.ranges for row in range(start, stop)]
+
+
+class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
+    """The agent of one node that only spools: it stores what feeders bring, or does not.
+
+    Args:
+        answer: says what becomes of a piece; called with the message beside it.
+        opening: what becomes of a call, as its first answer says.
+
+    Attributes:
+        spooled: what is stored.
+        seen: the first row's number of each piece that came, whatever became of it.
+    """
+
+    def __init__(
+        self,
+        node_id: int = 0,
+        answer: Callable[[PutPiece], Answer] = lambda _: "store",
+        opening: Answer = "store",
+        token: str = TOKEN,
+        tls: Tls | None = None,
+    ) -> None:
+        scheme = "grpc+tls" if tls else "grpc"
+        super().__init__(
+            f"{scheme}://127.0.0.1:0",
+            middleware={"token": _TokenCheck(token)},
+            **(tls.flight_options() if tls else {}),
+        )
+        self.answer = answer
+        self.spooled: list[Spooled] = []
+        self.seen: list[int] = []
+        self.target = Target(node_id, f"worker:{node_id}", f"{scheme}://127.0.0.1:{self.port}")
+        self._opening = opening
+        self._changed = threading.Condition()
+        self._is_over = threading.Event()
+        self._fds = FdReceiver(token)
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self._fds.close()
+        super().__exit__(*error)
+
+    @property
+    def values(self) -> list[int]:
+        """Column "x" of all stored rows, in the order in which they came."""
+        return [value for each in self.spooled for value in each.batch["x"].to_pylist()]
+
+    def wait_seen(self, pieces: int) -> None:
+        """Wait until so many pieces have come."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.seen) >= pieces, SOON_S), self.seen
+
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        """Answer one call."""
+        header = msgspec.json.decode(descriptor.command, type=PutHeader)
+        self._acknowledge(writer, self._opening, self._fds.name)
+        for chunk in reader:
+            piece = msgspec.json.decode(chunk.app_metadata.to_pybytes(), type=PutPiece)
+            with self._changed:
+                self.seen.append(piece.ranges[0][0])
+                self._changed.notify_all()
+            answer = self.answer(piece)
+            if answer in ("store", "store and close"):
+                batch = self._descriptor(piece.key) if piece.key else chunk.data
+                assert batch.num_rows == piece.rows
+                self.spooled.append(Spooled(header, piece.ranges, batch, bool(piece.key)))
+            self._acknowledge(writer, answer)
+
+    def _acknowledge(
+        self, writer: flight.FlightMetadataWriter, answer: Answer, fd_socket: str = ""
+    ) -> None:
+        if answer == "fail":
+            raise flight.FlightServerError("the spool is on fire")
+        if answer == "say nothing":
+            self._is_over.wait(SOON_S)
+        ack = PutAck("close" in answer, fd_socket)
+        writer.write(b"babble" if answer == "babble" else msgspec.json.encode(ack))
+
+    def _descriptor(self, key: str) -> pa.RecordBatch:
+        fd = self._fds.wait_fd(key, Deadline.after(SOON_S))
+        try:
+            return read_segment(fd)
+        finally:
+            os.close(fd)
 
 
 def batches(rows: int, size: int, width: int = 1) -> Iterator[pa.RecordBatch]:
@@ -155,10 +271,10 @@ def test_rows_of_a_finished_cluster_are_no_failure(when: str) -> None:
     async def scene(spec: FeedSpec, cut: Callable[[], None]) -> FedPartition:
         async with room() as finished:
             finished.heard.failure = None
-            again = replace(spec, coordinator=finished.address.url, token=TOKEN)
+            again = replace(spec, coordinator=finished.address.url, token=ROOMS_TOKEN)
             return await asyncio.to_thread(Feeder(again, 4).feed, then(batches(100, 10), 6, cut))
 
-    with SpoolServer(token=TOKEN) as node, NodeProxy(node.target) as link:
+    with SpoolServer(token=ROOMS_TOKEN) as node, NodeProxy(node.target) as link:
         if when == "before":
             link.cut()
         assert asyncio.run(scene(order([link.target]), link.cut)) == FedPartition(4)
@@ -334,3 +450,71 @@ def test_node_that_cannot_be_reached_is_waited_for_until_the_driver_has_decided(
     cause = feeder.await_decision(spec, target, RuntimeError("worker:0: no word"))
     assert cause == ("it broke" if driver == "has failed" else "")
     assert (time.monotonic() - began_s >= 0.4) == (driver != "has failed")
+
+
+# encrypted
+
+
+ROWS = list(range(1000))
+
+
+@pytest.fixture(scope="module")
+def ours() -> Tls:
+    return new_tls()
+
+
+@pytest.fixture
+def _far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Feeders are on another machine: no descriptor is handed over."""
+    monkeypatch.setattr(FdSender, "connect", lambda name, token: None)
+
+
+def told(spec: FeedSpec, trust: Trust | None) -> FeedSpec:
+    return replace(spec, trust=trust)
+
+
+def two_batches() -> Iterator[pa.RecordBatch]:
+    return iter([numbers(0, 400, 8), numbers(400, 1000, 8)])
+
+
+@pytest.mark.usefixtures("_far")
+@pytest.mark.parametrize("is_encrypted", [True, False])
+def test_rows_and_token_cross_in_the_clear_only_without_tls(is_encrypted: bool, ours: Tls) -> None:
+    tls = ours if is_encrypted else None
+    secrets = (b"Bearer secret", numbers(0, 400)["x"].buffers()[1].to_pybytes()[: 8 * 100])
+    with SpoolServer(tls=tls) as node, NodeProxy(node.target, records=True) as network:
+        assert node.target.uri.startswith("grpc+tls://" if tls else "grpc://")
+        spec = told(order([network.target]), tls.trust if tls else None)
+        Feeder(spec, 0).feed(two_batches())
+        assert node.values == ROWS
+        assert len(network.passed) > 8 * 8 * len(ROWS)
+        assert [secret in network.passed for secret in secrets] == [not is_encrypted] * 2
+
+
+@pytest.mark.usefixtures("_far")
+@pytest.mark.parametrize(
+    ("server", "client", "reason"),
+    [
+        ("ours", "another", "certificate verify failed"),
+        ("ours", "none", "."),
+        ("none", "ours", "."),
+    ],
+)
+def test_who_is_not_believed_gets_no_row_and_is_told_soon(
+    server: str, client: str, reason: str, ours: Tls
+) -> None:
+    known = {
+        "ours": ours.trust,
+        "another": new_tls().trust,
+        "none": None,
+    }
+    with SpoolServer(tls=ours if server == "ours" else None) as node:
+        scheme = "grpc" if client == "none" else "grpc+tls"
+        target = replace(node.target, uri=f"{scheme}://127.0.0.1:{node.port}")
+        feeder = Feeder(told(order([target]), known[client]), 0)
+        with pytest.raises(FeederError, match=reason):
+            feeder.feed(two_batches())
+        assert feeder.unreachable == target
+        assert node.seen == []
+        Feeder(told(order([node.target]), known[server]), 0).feed(two_batches())
+        assert node.values == ROWS, "and nobody else is disturbed"
