@@ -109,6 +109,7 @@ def test_stopped_agent_is_given_up_after_its_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_settings(monkeypatch, lease_s=1.5)
+    monkeypatch.setattr("sparkdl.driver.executors.local._KILL_WAIT_S", 0.5)
     rows, gone_s = 2 * 8 * 20, list[float]()
 
     def watch(process: psutil.Process) -> None:
