@@ -91,16 +91,16 @@ def test_dataset_is_read_in_its_order_with_the_columns_of_its_format() -> None:
         }
     )
     rows = {
-        "x": list(range(20_000)),
-        "y": [0, 1] * 10_000,
-        "m": [[[i], [i]] for i in range(20_000)],
-        "s": ["a"] * 20_000,
+        "x": list(range(10_000)),
+        "y": [0, 1] * 5_000,
+        "m": [[[i], [i]] for i in range(10_000)],
+        "s": ["a"] * 10_000,
     }
     dataset = datasets.Dataset.from_dict(rows, features=features)
-    shuffled = dataset.shuffle(seed=1).select(range(10_000))
+    shuffled = dataset.shuffle(seed=1).select(range(9_000))
     found = columns_of(shuffled)
     assert found["x"].tolist() == list(shuffled["x"]) != sorted(shuffled["x"])
-    assert found["m"].shape == (10_000, 2, 1)
+    assert found["m"].shape == (9_000, 2, 1)
     assert found["m"][:, 0, 0].tolist() == found["x"].tolist()
     assert found["y"].tolist() == [x % 2 for x in found["x"].tolist()]
     assert list(columns_of(dataset.with_format("torch", columns=["y"]))) == ["y"]
