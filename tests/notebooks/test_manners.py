@@ -136,7 +136,10 @@ FEED = """
 with sparkdl.launch(spark, read_a_little, gate, **options) as cluster:
     cluster.feed(rows)
 """
-FEED_WITHOUT_WITH = "cluster.feed(rows)"
+FEED_WITHOUT_WITH = """
+cluster = sparkdl.launch(spark, read_a_little, gate, **options)
+cluster.feed(rows)
+"""
 SHUTDOWN = """
 from sparkdl.tfos import TFCluster
 cluster = TFCluster.run(spark.sparkContext, hang, gate, 1, framework="plain")
@@ -193,11 +196,7 @@ def session(gate: Gate) -> str:
 @pytest.mark.spark
 def test_interrupt_ends_the_training_and_the_session_goes_on(kernel: Kernel, gate: Gate) -> None:
     # Spark's own handler of the signal is in force in the cell that makes the session.
-    interrupted(kernel, gate, session(gate) + FEED)
-
-    shown = kernel.run("cluster = sparkdl.launch(spark, read_a_little, gate, **options)\ncluster")
-    assert re.fullmatch(r"Cluster\(\w+: worker:0; Running\)", shown.result)
-    cell = interrupted(kernel, gate, FEED_WITHOUT_WITH)
+    cell = interrupted(kernel, gate, session(gate) + FEED_WITHOUT_WITH)
     assert "nodes" in cell.traceback.splitlines()[-1]
     assert len(re.findall(r"^(File|Cell) ", cell.traceback, re.MULTILINE)) <= 2, cell.traceback
     assert "Traceback" not in cell.text
@@ -209,8 +208,8 @@ def test_interrupt_ends_the_training_and_the_session_goes_on(kernel: Kernel, gat
 
 @pytest.mark.deep
 @pytest.mark.spark
-def test_interrupt_ends_a_run_a_shutdown_and_a_fit(kernel: Kernel, gate: Gate) -> None:
+def test_interrupt_ends_a_with_a_run_a_shutdown_and_a_fit(kernel: Kernel, gate: Gate) -> None:
     kernel.run(session(gate))
-    for code in (RUN, SHUTDOWN, FIT):
+    for code in (FEED, RUN, SHUTDOWN, FIT):
         interrupted(kernel, gate, code)
     assert "jobs []\n" in kernel.run(AFTERWARDS).text
