@@ -1,10 +1,11 @@
-"""Rows on their way through a whole cluster without Spark."""
+"""Rows and files on their way through whole clusters without Spark: each row once an epoch."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
     ConfigError,
@@ -22,16 +24,58 @@ from sparkdl.core.errors import (
     FeedClosedError,
     FeedTimeoutError,
     NodeFailedError,
+    ReadError,
 )
-from sparkdl.driver.handle import Cluster
+from sparkdl.core.options import Feeding
+from sparkdl.feed.reader.batches import Tail
 from sparkdl.node.context import NodeContext
+from sparkdl.storage.parquet.source import list_files
 from tests.doubles.gates import Gate
-from tests.doubles.labs import Lab
+from tests.doubles.labs import Lab, lab
 from tests.doubles.map_funs import count_rows
+from tests.doubles.meetings import STEP_S, Meetings, meet, parts, train
 from tests.doubles.nodes import SOON_S, launch
 
 STILL_S = 1.0
 """After which a feed that stands still times out."""
+LITTLE = 1 << 16
+"""Bytes of feed memory that make feeders wait."""
+
+
+def _lab(factory: pytest.TempPathFactory, **feeding: Any) -> Iterator[Lab]:
+    with lab(factory.mktemp("lab"), "plain", 2, feeding=Feeding(**feeding)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def roomy(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes that hold whatever they are fed."""
+    yield from _lab(tmp_path_factory, memory_nbytes=1 << 26)
+
+
+@pytest.fixture(scope="module")
+def little(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes that hold 64 KiB; the rest has to wait."""
+    yield from _lab(tmp_path_factory, memory_nbytes=LITTLE, disk_nbytes=0)
+
+
+@pytest.fixture(scope="module")
+def disk(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes that hold 64 KiB in memory, and the rest on disk."""
+    yield from _lab(tmp_path_factory, memory_nbytes=LITTLE, disk_nbytes=1 << 28)
+
+
+@pytest.fixture(scope="module")
+def own(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes that read data of their own, of which they hold 64 KiB."""
+    yield from _lab(tmp_path_factory, fed=False, memory_nbytes=LITTLE, disk_nbytes=0)
+
+
+@pytest.fixture(scope="module")
+def nodes(request: pytest.FixtureRequest) -> Lab:
+    """One of the labs, which the test chooses by `indirect` parameters."""
+    made: Lab = request.getfixturevalue(request.param)
+    return made
 
 
 def count(feed: str, ctx: NodeContext) -> list[int]:
@@ -63,28 +107,6 @@ def test_every_row_is_read_once_an_epoch_however_often_it_is_fed(roomy: Lab, fee
     assert column(results, 1) == 3 * sum(range(1000)) + sum(range(501))
 
 
-def test_data_far_beyond_the_memory_streams_through(little: Lab, feed: str) -> None:
-    rows = 200
-
-    def norm(feed: str, ctx: NodeContext) -> list[float]:
-        total = [0.0, 0.0]
-        for _epoch in range(2):
-            for batch in ctx.batches(16, feed=feed, even=False):
-                total[0] += len(batch["x"])
-                total[1] += float(batch["x"].sum())
-        return total
-
-    x = np.repeat(np.arange(rows, dtype=np.float32)[:, None], 4096, axis=1)  # 3.2 MB
-    column_x = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 4096)
-    table = pa.table({"x": column_x})
-    parts = [table.slice(i, 8) for i in range(0, rows, 8)]
-    little.begin(norm, feed)
-    assert little.cluster.feed(parts, epochs=2, feed=feed).rows_fed == 2 * rows
-    results = little.ended(feed)
-    assert column(results, 0) == 2 * rows
-    assert column(results, 1) == 2 * 4096 * sum(range(rows))
-
-
 def test_fewer_rows_than_nodes_are_fed_all_the_same(roomy: Lab, feed: str) -> None:
     roomy.begin(count, feed)
     assert roomy.cluster.feed([7], epochs=2, feed=feed).rows_fed == 2
@@ -102,6 +124,22 @@ def test_data_without_rows_are_an_error_of_the_driver(
             roomy.cluster.feed(data, feed=feed)
     assert roomy.cluster.feed([7], feed=feed).rows_used == 1, "it can be fed again"
     assert column(roomy.ended(feed), 1) == 7
+
+
+def test_report_counts_all_rows_of_loops_that_were_left_early() -> None:
+    def leave_early(args: None, ctx: NodeContext) -> list[list[int]]:
+        loops = []
+        for _ in range(3):
+            batches = zip(range(2), ctx.batches(8, ["x"], shuffle=True), strict=False)
+            loops.append([x for _, batch in batches for x in batch["x"].tolist()])
+        return loops
+
+    with launch(leave_early, nodes=1) as cluster:
+        report = cluster.feed(parts(100), 1, "input", STEP_S)
+        (loops,) = cluster.results(SOON_S)
+    assert [len(loop) for loop in loops] == [16, 16, 16]
+    assert len({str(loop) for loop in loops}) == 3
+    assert (report.rows_used, report.rows_again, report.rows_unused) == (16, 32, 84)
 
 
 def test_end_of_one_feed_does_not_cut_another(disk: Lab, feed: str, tmp_path: Path) -> None:
@@ -126,12 +164,6 @@ def test_end_of_one_feed_does_not_cut_another(disk: Lab, feed: str, tmp_path: Pa
     assert sum(disk.ended(feed)) == 500
 
 
-# rows that nobody wants
-
-
-# what ends a feed, and what it refuses
-
-
 def test_what_cannot_be_fed_is_refused_before_a_row_is_sent(roomy: Lab, feed: str) -> None:
     roomy.begin(count, feed)
     for data, epochs, text in (
@@ -146,6 +178,8 @@ def test_what_cannot_be_fed_is_refused_before_a_row_is_sent(roomy: Lab, feed: st
             roomy.cluster.feed(data, epochs, feed)
     with pytest.raises(ConfigError, match="timeout_s=0"):
         roomy.cluster.feed([1], feed=feed, timeout_s=0)
+    with pytest.raises(ConfigError, match=r"shuffle=True must be 'global' or None.*ctx.batches"):
+        roomy.cluster.feed([1], 1, feed, shuffle=True)  # type: ignore[arg-type]
     assert roomy.ended(feed) == [[0, 0]] * 2
 
 
@@ -239,40 +273,26 @@ def test_warning_names_the_nodes_that_have_returned_and_left_rows(
     assert "terminate() on worker:0, worker:1" in caplog.text
 
 
-def misspells(feed: str, ctx: NodeContext) -> int:
-    """Read a feed that nobody feeds."""
-    return len(list(ctx.batches(10, feed=feed)))
-
-
-def wait_until_read(cluster: Cluster, feed: str, nodes: Sequence[int] = (0,)) -> None:
-    """Wait until each node of `nodes` has asked for rows of `feed`: short timeouts begin then."""
-    assert cluster._controller.wait_for(
-        lambda view: all((node_id, feed) in view.feeds for node_id in nodes), Deadline.after(SOON_S)
-    )
-
-
-def test_misspelt_name_of_a_feed_is_told_after_seconds_with_both_names(
+def test_misspelt_name_of_a_feed_is_told_with_both_names_and_is_an_error_at_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def misspells(feed: str, ctx: NodeContext) -> int:
+        return len(list(ctx.batches(10, feed=feed)))
+
     monkeypatch.setattr("sparkdl.driver.feeds.runner.STALL_S", 0.5)
     with launch(misspells, "validation", nodes=1) as cluster:
-        wait_until_read(cluster, "validation")
+        assert cluster._controller.wait_for(
+            lambda view: (0, "validation") in view.feeds, Deadline.after(SOON_S)
+        ), "short timeouts begin when it is read"
         with pytest.raises(FeedTimeoutError, match="did you mean 'validations'"):
             cluster.feed(range(10), feed="validations", timeout_s=2 * STILL_S)
-        cluster.abort()
-    told = "'validation' on worker:0. It has fed 'validations' to worker:0; did you mean"
-    assert caplog.text.count(told) == 1
-
-
-def test_feed_that_was_never_fed_is_an_error_when_the_feeds_end(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with launch(misspells, "input", nodes=1) as cluster:
         with pytest.raises(
-            NodeFailedError, match=r"UnfedError: feed 'input' received no data on worker:0 bef"
+            NodeFailedError, match=r"UnfedError: feed 'validation' received no data on worker:0 bef"
         ):
             cluster.results(SOON_S)
         cluster.abort()
+    told = "'validation' on worker:0. It has fed 'validations' to worker:0; did you mean"
+    assert caplog.text.count(told) == 1
     assert "has gone on to another epoch" not in caplog.text
 
 
@@ -300,3 +320,279 @@ def test_loop_that_goes_on_beyond_the_end_is_told_of_and_then_fails(
         Deadline.after(SOON_S),
     )
     assert f"feed {feed!r} has ended, and map_fun on worker:" in caplog.text
+
+
+# files
+
+
+def write(folder: Path, files: int = 4, rows: int = 250, width: int = 1, start: int = 0) -> Path:
+    """Write files whose column "x" counts, with float32 `[width]` beside it; three row groups."""
+    folder.mkdir(exist_ok=True)
+    for file in range(files):
+        first = start + file * rows
+        filler = pa.array(np.zeros(rows * width, np.float32))
+        table = pa.table(
+            {
+                "x": np.arange(first, first + rows),
+                "wide": pa.FixedSizeListArray.from_arrays(filler, width),
+            }
+        )
+        pq.write_table(table, folder / f"part-{file}.parquet", row_group_size=rows // 3 + 1)
+    return folder
+
+
+def read_epochs(args: tuple[str, int], ctx: NodeContext) -> list[list[int]]:
+    """Read so many epochs of a feed; return column "x" of each."""
+    feed, epochs = args
+    batches = ctx.batches(16, ["x"], feed, even=True)
+    return [[x for batch in batches for x in batch["x"].tolist()] for _ in range(epochs)]
+
+
+def read_all(feed: str, ctx: NodeContext) -> list[int]:
+    """Read a feed to its end; return column "x"."""
+    data, found = ctx.get_data_feed(qname_in=feed, input_mapping={"x": "x"}), []
+    while not data.should_stop():
+        found += [int(x) for x in data.next_batch(16).get("x", [])]
+    return found
+
+
+def each_once(results: list[list[list[int]]], rows: int) -> bool:
+    """Whether in each epoch each row came to one node, once."""
+    return all(
+        Counter(x for node in epoch for x in node) == Counter(range(rows))
+        for epoch in zip(*results, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("nodes", "passes"), [("roomy", 1), ("little", 2)], indirect=["nodes"])
+def test_files_are_read_once_or_for_each_epoch_if_they_do_not_fit(
+    nodes: Lab, feed: str, tmp_path: Path, passes: int
+) -> None:
+    folder = write(tmp_path / "data", rows=300, width=200)  # 1 MB
+    nodes.begin(read_epochs, (feed, 2))
+    report = nodes.cluster.feed(f"{folder}/*.parquet", 2, feed)
+    assert (report.epochs, report.passes) == (2, passes)
+    assert report.rows == {"worker:0": 1200, "worker:1": 1200}
+    assert (report.rows_used, report.rows_unused) == (2400, 0)
+    assert each_once(nodes.ended(feed), 1200)
+
+
+@pytest.mark.parametrize(("nodes", "passes"), [("disk", 1), ("little", 3)], indirect=["nodes"])
+def test_each_epoch_deals_each_row_once_and_reads_files_as_often_as_it_must(
+    nodes: Lab, feed: str, tmp_path: Path, passes: int
+) -> None:
+    folder = write(tmp_path / "data", rows=300, width=200)  # 1 MB
+    nodes.begin(read_epochs, (feed, 3))
+    report = nodes.cluster.feed(folder, 3, feed, shuffle="global")
+    assert (report.epochs, report.passes) == (3, passes)
+    assert report.rows_used == 3 * 1200
+    assert report.rows == {"worker:0": 3 * 600, "worker:1": 3 * 600}
+    results = nodes.ended(feed)
+    assert each_once(results, 1200)
+    first, *others = ({*epoch} for epoch in results[0])
+    for other in others:
+        assert 30 < len(first & other) < 570, "half of the rows, in 32 blocks or more"
+
+
+def test_vanished_file_is_an_error_that_names_node_and_file_and_ends_only_this_feed(
+    roomy: Lab, feed: str, tmp_path: Path
+) -> None:
+    good, bad = write(tmp_path / "good"), write(tmp_path / "bad", start=5000)
+    source = list_files(str(bad))
+    (bad / "part-3.parquet").unlink()
+    roomy.begin(read_all, feed)
+    with pytest.raises(ReadError, match=r"worker:1 could not read its share: .*part-3.parquet"):
+        roomy.cluster.feed(source, 2, feed)
+    assert roomy.cluster.feed(good, 2, feed).epochs == 2
+    fed = Counter(x for node in roomy.ended(feed) for x in node if x < 5000)
+    assert fed == Counter([*range(1000)] * 2)
+
+
+def test_nodes_share_their_own_files_evenly(own: Lab, tmp_path: Path) -> None:
+    def read(path: str, ctx: NodeContext) -> list[list[list[int]]]:
+        batches = ctx.batches(16, ["x"], feed=sparkdl.parquet(path), even=True)
+        return [[batch["x"].tolist() for batch in batches] for _ in range(2)]
+
+    folder = write(tmp_path / "data", files=3, rows=301, width=200)
+    own.begin(read, f"{folder}/*.parquet")
+    results = own.results()
+    steps = [[len(epoch) for epoch in read] for read in results]
+    assert steps[0] == steps[1]
+    rows = [[[x for b in epoch for x in b] for epoch in read] for read in results]
+    assert each_once(rows, 903)
+
+
+def test_training_and_validation_are_two_sources_side_by_side_with_a_feed(
+    little: Lab, feed: str, tmp_path: Path
+) -> None:
+    def both(args: list[str], ctx: NodeContext) -> list[int]:
+        train = ctx.batches(16, feed=sparkdl.parquet(args[0]), shuffle=True)
+        validation = ctx.batches(16, feed=sparkdl.parquet(args[1], ["x"]))
+        rows = [0, 0, 0]
+        for _epoch in range(3):
+            rows[0] += sum(int(batch["x"].sum()) for batch in train)
+            rows[1] += sum(int(batch["x"].sum()) for batch in validation)
+        rows[2] = len(read_all(args[2], ctx))
+        return rows
+
+    train = str(write(tmp_path / "train", rows=300, width=200))
+    validation = str(write(tmp_path / "validation", files=1))
+    little.begin(both, [train, validation, feed])
+    results = little.ended(feed)  # which ends neither source
+    assert sum(rows[0] for rows in results) == 3 * sum(range(1200))
+    assert sum(rows[1] for rows in results) == 3 * sum(range(250))
+
+
+def test_steps_that_all_nodes_can_take_are_known_without_a_driver(own: Lab, tmp_path: Path) -> None:
+    def full_steps(args: str, ctx: NodeContext) -> list[int]:
+        batches = ctx.batches(16, feed=sparkdl.parquet(args), even=True, tail="drop")
+        return [len(batch["x"]) for _ in range(2) for batch in batches]
+
+    own.begin(full_steps, str(write(tmp_path / "data", files=1, rows=95)))
+    assert own.results() == [[16] * 4] * 2
+
+
+def test_cluster_that_reads_its_own_data_is_not_fed(own: Lab) -> None:
+    own.begin(read_all, "input")
+    with pytest.raises(ConfigError, match=r"launch it without Feeding\(fed=False\)"):
+        own.cluster.feed([1])
+    with pytest.raises(ConfigError, match=r"feed 'input' cannot be read.*fed=False"):
+        own.results()
+
+
+# nodes that train in step: steps that do not agree would hang them
+
+
+TAILS: tuple[Tail, ...] = ("short", "pad", "drop")
+SIZES = (1, 1000, 0)
+
+
+def used_once(epochs: list[list[list[int]]], rows: int) -> bool:
+    """Whether the steps of one epoch on all nodes used each of the first rows once.
+
+    A node that had fewer rows than steps has used its last one again.
+    """
+    own = [[x for step in node for x in step] for node in epochs]
+    return sorted(x for node in own for x in dict.fromkeys(node)) == list(range(rows))
+
+
+def steps_of(results: list[Any]) -> list[list[int]]:
+    return [[len(epoch) for epoch in node] for node in results]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tail"),
+    [*(("little", tail) for tail in TAILS), ("roomy", "pad"), ("disk", "drop")],
+    indirect=["nodes"],
+)
+def test_nodes_that_meet_at_every_step_use_each_row_once_an_epoch(
+    nodes: Lab, feed: str, tail: Tail
+) -> None:
+    count = sum(SIZES)
+    with Meetings() as meetings:
+        nodes.begin(train, {"port": meetings.port, "feed": feed, "tail": tail})
+        report = nodes.cluster.feed(parts(*SIZES), 3, feed, STEP_S)
+        results = nodes.ended(feed)
+    has_room = nodes.cluster.spec.settings.feeding.disk_nbytes != 0
+    assert report.epochs == 3
+    assert report.rows_unused == 0
+    assert report.rows_fed == 3 * count
+    assert report.passes == (1 if has_room else 3)
+    first, second = steps_of(results)
+    assert first == second
+    assert list(report.steps.values()) == [sum(first), sum(second)]
+    if tail in ("short", "pad"):
+        assert len(first) == 3
+        for epoch in range(3):
+            assert used_once([node[epoch] for node in results], count)
+    else:
+        every = [step for node in results for epoch in node for step in epoch]
+        assert {len(step) for step in every} == {8}
+        assert 8 * len(every) + report.rows_dropped == 3 * count
+        for epoch in range(3):
+            rows = Counter(x for node in results for step in node[epoch] for x in step)
+            assert max(rows.values()) == 1
+
+
+@pytest.mark.parametrize(("tail", "stop"), [("drop", [0, 3]), ("short", [2, 1])])
+def test_terminate_of_all_ends_the_feed_and_the_cluster_is_fed_again(
+    roomy: Lab, feed: str, stop: list[int], tail: Tail
+) -> None:
+    with Meetings() as meetings:
+        roomy.begin(train, {"port": meetings.port, "feed": feed, "tail": tail, "stop_all": stop})
+        roomy.cluster.feed(parts(100, 100), 1000, feed, STEP_S)
+        report = roomy.cluster.feed(parts(50, 7), 2, feed, STEP_S)
+        results = roomy.ended(feed)
+    assert report.rows_unused == 0
+    first, second = steps_of(results)
+    assert first == second
+    if tail == "short":
+        for epoch in (-2, -1):
+            assert used_once([node[epoch] for node in results], 57)
+
+
+def alone(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]]]:
+    """As `train`, but meeting nobody; `stop` is a node, an epoch and a step."""
+    epochs: list[list[list[int]]] = []
+    batches = ctx.batches(8, ["x"], args["feed"], even=True)
+    for epoch in itertools.count():
+        steps, has_left = [], False
+        for step, batch in enumerate(batches):
+            steps.append(batch["x"].tolist())
+            if [ctx.rank, epoch, step] == args.get("stop"):
+                batches.reader.terminate()
+                has_left = True
+        if not steps and not has_left and batches.reader.peek_batch() is None:
+            return epochs
+        epochs.append(steps)
+    return epochs
+
+
+def endless() -> Iterator[dict[str, int]]:
+    for x in itertools.count():
+        yield {"x": x}
+
+
+def test_terminate_of_one_worker_ends_an_endless_feed_and_all_take_part_in_the_next(
+    disk: Lab, feed: str
+) -> None:
+    disk.begin(alone, {"feed": feed, "stop": [1, 0, 2]})
+    report = disk.cluster.feed(endless(), 1, feed, STEP_S)
+    assert report.epochs == 0
+    again = disk.cluster.feed(parts(50, 7, 39), 2, feed, STEP_S)
+    results = disk.ended(feed)
+    assert again.rows_unused == 0
+    stayed, left = results
+    assert [len(steps) for steps in stayed[-2:]] == [len(steps) for steps in left[-2:]]
+    for epoch in (-2, -1):
+        assert used_once([node[epoch] for node in results], 96)
+
+
+def slow_once(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]]]:
+    """Wait in the first step until the test lets go, then train."""
+    batches = ctx.batches(8, ["x"], args["feed"], even=True, tail=args["tail"])
+    first = next(iter(batches))["x"]
+    print(f"holding {len(first)} rows")
+    if ctx.rank == 1:
+        meet(args["held"])
+    return train(args, ctx)
+
+
+def test_feed_that_timed_out_names_node_and_step_and_the_cluster_is_fed_again(
+    roomy: Lab, feed: str
+) -> None:
+    with Meetings() as meetings, Meetings(2) as held:
+        ports = {"port": meetings.port, "held": held.port}
+        roomy.begin(slow_once, {**ports, "feed": feed, "tail": "short"})
+        with pytest.raises(FeedTimeoutError) as caught:
+            roomy.cluster.feed(parts(100, 33), 3, feed, STILL_S)
+        meet(held.port)
+        report = roomy.cluster.feed(parts(60, 5), 2, feed, STEP_S)
+        results = roomy.ended(feed)
+    story = str(caught.value)
+    assert "made no progress for 1 s: worker:" in story
+    assert "steps, and received" in story
+    assert report.rows_unused == 0
+    first, second = steps_of(results)
+    assert first == second
+    assert used_once([node[-1] for node in results], 65)
