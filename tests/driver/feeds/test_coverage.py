@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
@@ -14,7 +14,6 @@ from sparkdl.control.rows import UNKNOWN, CallShape, EpochRows, FeedCoverage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.row_ranges import merge_ranges
 from sparkdl.driver.feeds.coverage import Call, CallHistory, CoverageStore, EpochLeft, FeedRequest
-from sparkdl.feed.transfer.messages import FeedSpec
 
 Row = tuple[int, int, int, int]
 """Call, epoch, partition, row."""
@@ -150,16 +149,6 @@ def test_other_data_than_a_checkpoint_was_made_with_are_refused(
     history = CallHistory("input", restored=covered)
     with pytest.raises(ConfigError, match=text):
         history.add(FeedRequest("data", shape=now))
-
-
-def test_data_that_come_in_other_partitions_the_second_time_are_refused() -> None:
-    order = FeedSpec("input", 0, "run", (), "token")
-    order.check_partitions(2)
-    replace(order, partitions=3).check_partitions(3)
-    with pytest.raises(ConfigError, match="2 partitions, and 3"):
-        replace(order, partitions=3).check_partitions(2)
-    with pytest.raises(ConfigError, match="6 partitions, and 7"):
-        replace(order, done={6: ((0, 1),)}).check_partitions(6)
 
 
 def test_feeds_that_nodes_read_themselves_are_covered_by_their_epochs() -> None:

@@ -1,95 +1,136 @@
-"""Nodes begin anew in the middle of their feeds, in whole clusters without Spark."""
+"""Nodes begin anew in the middle of their feeds: each row once an epoch, none lost or twice.
+
+The model is the rows themselves: a checkpoint saves which ones each node has used.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import sparkdl
 from sparkdl.control.rows import CallShape, EpochRows, FeedCoverage
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.options import Feeding
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.nodes import SOON_S, launch, processes
 
-
-def read_all(args: dict[str, Any], ctx: NodeContext) -> list[int]:
-    """Read the feed to its end; die in generation 0 after some rows, or meet the test in 1."""
-    rows: list[int] = []
-    feed = ctx.get_data_feed()
-    while not feed.should_stop():
-        rows += feed.next_batch(10)
-        if ctx.generation == 0 and ctx.rank == 1 and len(rows) >= args.get("dies_after", 1000):
-            os.kill(os.getpid(), signal.SIGKILL)
-    if ctx.generation == 1 and ctx.rank == 1 and "gate" in args:
-        args["gate"].wait()
-    return rows
-
-
-def all_rows(results: list[Any]) -> list[int]:
-    return sorted(row for rows in results for row in rows)
+ROWS = 400
 
 
 def table(start: int, stop: int) -> pa.Table:
     return pa.table({"value": range(start, stop)})
 
 
-def kill(node: str) -> None:
-    processes()[node].child.kill()
+def read_all(gate: Gate, ctx: NodeContext) -> list[int]:
+    """Read the feed to its end; meet the test in generation 0."""
+    rows: list[int] = []
+    feed = ctx.get_data_feed()
+    while not feed.should_stop():
+        rows += feed.next_batch(10)
+    if ctx.generation == 0 and ctx.rank == 1:
+        gate.wait()
+    return rows
 
 
 def test_rows_are_fed_again_when_no_call_is_under_way_and_the_end_waits_for_them(
     tmp_path: Path,
 ) -> None:
-    """Also once nodes have been told of the end."""
+    """A node dies when all have been told of the end."""
     gate = Gate.at(tmp_path / "gate")
-    with launch(read_all, {"gate": gate}, max_restarts=2) as cluster, ThreadPoolExecutor(1) as pool:
+    with launch(read_all, gate, max_restarts=1) as cluster, ThreadPoolExecutor(1) as pool:
         for start in range(0, 100, 20):
             cluster.feed(range(start, start + 20))
-        kill("worker:1")
-        cluster.feed(range(100, 110))
         results = pool.submit(cluster.results)
         with gate.wait_until_reached():
-            kill("worker:1")
-        assert all_rows(results.result(3 * SOON_S)) == list(range(110))
+            processes()["worker:1"].child.kill()
+        assert sorted(row for rows in results.result(3 * SOON_S) for row in rows) == [*range(100)]
 
 
-def train(args: dict[str, Any], ctx: NodeContext) -> list[int]:
-    """Read the feed to its end; the model is the rows that were used, and some die on the way."""
-    last = ctx.last_checkpoint
-    rows = json.loads(Path(last, f"rows-{ctx.rank}").read_text()) if last else []
+def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
+    """Use rows, save after every so manieth step, and die where the test says."""
+    last, name = ctx.last_checkpoint, f"rows-{ctx.rank}"
     step = last.step if last else 0
-    batches = ctx.batches(args["batch"], ["value"], **args["how"])
-    while batches.reader.peek_batch() is not None:
+    model: list[int] = json.loads(Path(last, name).read_text()) if last else []
+    restored = len(model)
+    own = args.get("own")
+    source = sparkdl.parquet(own) if own else "input"
+    batches = ctx.batches(feed=source, even=True, **args["options"])
+    is_over = False
+    while not is_over:
+        is_over = True
         for batch in batches:
-            rows += batch["value"].tolist()
+            is_over = False
+            weights = batch.get("sample_weight", np.ones(len(batch["value"])))
+            model += batch["value"][weights > 0].tolist()
             step += 1
             if step % args["every"] == 0:
                 with ctx.checkpoint(step) as folder:
-                    (folder / f"rows-{ctx.rank}").write_text(json.dumps(rows))
-            if ctx.rank == ctx.num_workers - 1 and step == args["dies_at"].get(ctx.generation):
+                    (folder / name).write_text(json.dumps(model))
+            if args["deaths"].get(ctx.generation) == (ctx.rank, step):
                 os.kill(os.getpid(), signal.SIGKILL)
-    return rows
+        if own:  # files have no last epoch
+            is_over = sum(ctx.all_gather(len(model))) == 2 * ROWS
+    return {"model": model, "restored": restored, "generation": ctx.generation}
 
 
-def test_call_that_a_checkpoint_covers_as_nodes_begin_anew_tells_of_its_rows(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "source", ["rows", *(pytest.param(name, marks=pytest.mark.deep) for name in ("files", "own"))]
+)
+def test_final_model_has_each_row_once_an_epoch_however_often_nodes_die(
+    source: str, tmp_path: Path
 ) -> None:
-    args = {"batch": 8, "how": {}, "every": 4, "dies_at": {0: 4}}
-    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 1, "nodes": 1}
-    with launch(train, args, **options) as cluster:
-        report = cluster.feed(range(32))
-        assert cluster.feed(range(32, 40)).rows_used == 8
-        assert cluster.results(3 * SOON_S) == [list(range(40))]
-    assert (report.rows_fed, report.rows_used, report.rows_covered) == (32, 32, 32)
+    """A node dies in the first epoch, another one in the second, which reads its log again."""
+    data: Any = list(range(ROWS))
+    if source != "rows":
+        (tmp_path / "data").mkdir()
+        files = tmp_path / "data" / "all.parquet"
+        pq.write_table(table(0, ROWS), files, row_group_size=64)
+        data = sparkdl.parquet(str(files))
+    args = {
+        "options": {"batch_size": 9, "tail": "pad", "shuffle": True if source == "files" else 50},
+        "every": 3,
+        "deaths": {0: (1, 8), 1: (0, 32)},
+        "own": source == "own" and str(files),
+    }
+    folder = str(tmp_path / "checkpoints")
+    fed = Feeding(fed=source != "own")
+    with launch(train, args, max_restarts=2, checkpoint_dir=folder, feeding=fed) as cluster:
+        if source != "own":
+            report = cluster.feed(data, epochs=2)
+            assert (report.rows_fed, report.rows_used) == (2 * ROWS, 2 * ROWS)
+            assert report.rows_covered > 0
+        results = cluster.results(3 * SOON_S)
+    learnt = Counter(row for result in results for row in result["model"])
+    assert learnt == dict.fromkeys(range(ROWS), 2)
+    assert all(result["restored"] and result["generation"] == 2 for result in results)
+
+
+def test_micro_batches_since_the_checkpoint_are_told_of_and_the_one_under_way_comes_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = {"options": {"batch_size": 2}, "every": 4, "deaths": {0: (0, 10)}}
+    with launch(train, args, 1, checkpoint_dir=str(tmp_path), max_restarts=1) as cluster:
+        for start in range(0, 24, 6):  # the last is fed again
+            cluster._feeds.feed_micro_batch("input", table(start, start + 6))
+        (result,) = cluster.results(3 * SOON_S)
+    assert result["model"] == [*range(16), *range(18, 24)], (
+        "the checkpoint of step 8 covers two and two steps"
+    )
+    (told,) = [r.message for r in caplog.records if "lost to the model" in r.message]
+    assert "they have had 2 rows in 1 micro-batches" in told
 
 
 def iterations(args: list[str], ctx: NodeContext) -> dict[str, list[list[int]]]:
@@ -101,22 +142,6 @@ def iterations(args: list[str], ctx: NodeContext) -> dict[str, list[list[int]]]:
         while batches.reader.peek_batch() is not None:
             read[feed].append([x for batch in batches for x in batch["value"].tolist()])
     return read
-
-
-def test_micro_batches_since_the_checkpoint_are_told_of_and_the_one_under_way_comes_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    args = {"batch": 2, "how": {"even": True}, "every": 4, "dies_at": {0: 10}}
-    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 1}
-    with launch(train, args, **options) as cluster:
-        for start in range(0, 48, 12):  # the last is fed again
-            cluster._feeds.feed_micro_batch("input", table(start, start + 12))
-        rows = all_rows(cluster.results(3 * SOON_S))
-    lost = sorted(set(range(48)) - set(rows))
-    assert len(rows) == len(set(rows)), "none is doubled"
-    assert set(lost) <= set(range(24, 36)), "the checkpoint of step 8 covers two and a third"
-    (told,) = [r.message for r in caplog.records if "lost to the model" in r.message]
-    assert f"they have had {len(lost)} rows in 1 micro-batches" in told
 
 
 def test_a_later_run_feeds_what_the_checkpoint_does_not_cover(tmp_path: Path) -> None:
