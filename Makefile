@@ -104,9 +104,8 @@ test-matrix: setup  ## run tests with other versions of Spark, Python and framew
 
 test-spark-3.5: setup $(SPARK_3_5)/.installed  ## run a few tests with the oldest Spark, in the same environment
 	@$(with_java) PYTHONPATH="$(CURDIR)/$(SPARK_3_5)" $(pytest) -W default $(ARGS) \
-	  -k "versions or (standalone and executor_each) or inference_answers or killed_child or scans_that_nodes_read" \
-	  tests/test_spark_versions.py tests/driver/executors/test_spark_integration.py \
-	  tests/driver/executors/test_parquet_scan_integration.py
+	  -k "versions or detached_nodes or inference_answers or scans_that_nodes_read" \
+	  tests/test_spark_versions.py tests/driver/executors
 
 # Only pyspark and py4j, which hide those of the environment.
 $(SPARK_3_5)/.installed: Makefile

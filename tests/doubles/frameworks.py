@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from importlib import import_module
@@ -50,13 +49,6 @@ class IsMissing(Framework):
         raise FrameworkMissingError("frobnicate 3 cannot be imported on this executor")
 
 
-class KillsItsAgent(Framework):
-    """Ends the agent that it belongs to, before the world has begun."""
-
-    def import_modules(self) -> None:
-        os.kill(os.getppid(), signal.SIGKILL)
-
-
 class Hangs(Framework):
     """Its import does not end."""
 
@@ -89,4 +81,3 @@ IS_MISSING = f"{_HERE}:{IsMissing.__name__}"
 HANGS = f"{_HERE}:{Hangs.__name__}"
 BREAKS = f"{_HERE}:{Breaks.__name__}"
 SERVES = f"{_HERE}:{Serves.__name__}"
-KILLS_ITS_AGENT = f"{_HERE}:{KillsItsAgent.__name__}"

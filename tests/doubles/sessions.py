@@ -27,6 +27,7 @@ ML = "local[4] with frameworks"
 """Spark ends Python workers that are idle for a minute, and each new one would import it."""
 CLUSTER = "local-cluster[2,2,1024]"
 STANDALONE = "standalone"
+"""Its master and workers are threads of the driver's JVM."""
 NO_WORKERS = "standalone without workers"
 """Until `SparkSessions.add_worker`."""
 GPUS_PER_WORKER = 2
@@ -77,7 +78,7 @@ class SparkSessions:
         self._set_home()
         url, special = master, {}
         if master == STANDALONE:
-            url, special = self.start_standalone(), {"spark.executor.resource.gpu.amount": "1"}
+            url, special = self._start_inside(), {"spark.executor.resource.gpu.amount": "1"}
         elif master == NO_WORKERS:
             url = self.start_standalone(workers=0)
         elif master == ML:
@@ -200,12 +201,29 @@ class SparkSessions:
         # Who finds a port and no master behind it yet tries again only after many seconds.
         log, line = self._folder / "master.log", "New state: ALIVE"
         _wait_for(f"{line!r} in {log}", lambda: line in log.read_text(errors="replace"))
-        gpu = "-Dspark.worker.resource.gpu"
-        script = self.discovery_script(GPUS_PER_WORKER)
-        options = f"{gpu}.amount={GPUS_PER_WORKER} {gpu}.discoveryScript={script}"
+        options = " ".join(f"-D{key}={value}" for key, value in self._gpus().items())
         for number in range(workers):
             self.add_worker(url, number, 3, SPARK_WORKER_OPTS=options)
         return url
+
+    def _start_inside(self, workers: int = 2) -> str:
+        """Start a standalone cluster in the JVM of the driver, without daemons; return its URL."""
+        from pyspark import SparkConf, SparkContext
+
+        context: Any = SparkContext
+        context._ensure_initialized(conf=SparkConf().setAll([*self._configuration().items()]))
+        conf = context._jvm.org.apache.spark.SparkConf(False)
+        for key, value in self._gpus().items():
+            conf.set(key, value)
+        deploy = context._jvm.org.apache.spark.deploy
+        cluster = deploy.LocalSparkCluster.apply(workers, 3, 2048, conf)
+        self._daemons.callback(cluster.stop)
+        url: str = cluster.start()[0]
+        return url
+
+    def _gpus(self) -> Mapping[str, str]:
+        gpu, script = "spark.worker.resource.gpu", self.discovery_script(GPUS_PER_WORKER)
+        return {f"{gpu}.amount": str(GPUS_PER_WORKER), f"{gpu}.discoveryScript": str(script)}
 
     def add_worker(self, url: str, number: int, cores: int, **more: str) -> None:
         """Start a worker of the standalone cluster at `url`."""

@@ -143,7 +143,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 @settings(
     # Each example is a job of Spark's: to shrink one takes minutes.
-    max_examples=min(100, settings().max_examples // 3),
+    max_examples=min(100, settings().max_examples // 5),
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -206,24 +206,18 @@ def test_what_spark_wrote_is_read_vectors_among_it(
         *("id", "v", "id % 2 as half"),
         "cast(cast(id as decimal(12, 3)) / 7 as decimal(12, 3)) as price",
     )
-    frame.write.partitionBy("half").parquet(str(tmp_path / "data"))
+    frame.coalesce(1).write.partitionBy("half").parquet(str(tmp_path / "data"))
     assert_same(spark_local.read.parquet(str(tmp_path / "data")).drop("half"))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda df: df.drop("part"),
-        lambda df: df.select("x", f.col("id").alias("z")).withColumnRenamed("x", "id"),
-        lambda df: df.alias("a").select(f.col("a.s").alias("x.y"), "a.id").select("`x.y`", "id"),
-        lambda df: df.select(
-            f.coalesce("id", f.raise_error(f.lit("null")).cast("long")).alias("i")
-        ),
-    ],
-    ids=["all", "renamed", "aliased", "checked"],
-)
-def test_scans_that_nodes_read(spark_local: SparkSession, folder: Path, change: Change) -> None:
-    assert assert_same(change(spark_local.read.parquet(str(folder)))).num_rows == 60
+def test_scans_that_nodes_read(spark_local: SparkSession, folder: Path) -> None:
+    """Columns that are left out, renamed, aliased and checked for nulls."""
+    checked = f.coalesce("id", f.raise_error(f.lit("null")).cast("long"))
+    frame = (
+        spark_local.read.parquet(str(folder)).alias("a").select("a.x", "a.s", checked.alias("i"))
+    )
+    frame = frame.select(f.col("s").alias("x.y"), "i", f.col("x").alias("z"))
+    assert assert_same(frame.withColumnRenamed("z", "id")).num_rows == 60
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,16 @@
-"""What carries a node dies, and Spark brings another one: the training begins anew with it."""
+"""What carries a node dies, and Spark brings another one: the training begins anew with it.
+
+It comes before the tests whose nodes stay up on the same executors.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -12,8 +18,8 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.options import Observe
 from sparkdl.driver.view import ClusterView
-from tests.doubles.nodes import Lines
-from tests.driver.executors import map_funs
+from sparkdl.node.context import NodeContext
+from tests.doubles.nodes import Lines, all_gone
 from tests.driver.executors.test_spark_integration import launch
 
 if TYPE_CHECKING:
@@ -21,6 +27,28 @@ if TYPE_CHECKING:
 
 BACK_S = 90.0
 GONE_S = 15.0
+
+
+def use_rows(args: dict[str, Any], ctx: NodeContext) -> list[int]:
+    """Use rows, save them after every third step; in the first world wait for an end by force."""
+    print(
+        f"world {ctx.generation} child {os.getpid()} agent {os.environ['SPARKDL_AGENT_PID']}",
+        flush=True,
+    )
+    last = ctx.last_checkpoint
+    rows = json.loads(Path(last, f"rows-{ctx.rank}").read_text()) if last else []
+    step = last.step if last else 0
+    batches = ctx.batches(8, ["id"], even=True, tail="pad")
+    while batches.reader.peek_batch() is not None:
+        for batch in batches:
+            rows += batch["id"][batch["sample_weight"] > 0].tolist()
+            step += 1
+            if step % 3 == 0:
+                with ctx.checkpoint(step) as folder:
+                    (folder / f"rows-{ctx.rank}").write_text(json.dumps(rows))
+            if ctx.restarts == 0 and step == args["stops_at"]:
+                threading.Event().wait()
+    return rows
 
 
 def executor_of(agent: int) -> psutil.Process:
@@ -33,12 +61,6 @@ def executor_of(agent: int) -> psutil.Process:
     )
     assert "CoarseGrainedExecutorBackend" in " ".join(executor.cmdline())
     return executor
-
-
-def wait_until_gone(pids: set[int]) -> None:
-    alive = {pid for pid in pids if psutil.pid_exists(pid)}
-    _gone, left = psutil.wait_procs([psutil.Process(pid) for pid in alive], GONE_S)
-    assert not left
 
 
 def node_processes(lines: Lines) -> tuple[set[int], set[int]]:
@@ -63,7 +85,7 @@ def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
     with (
         launch(
             spark_cluster,
-            map_funs.use_rows,
+            use_rows,
             {"stops_at": 14},
             max_restarts=2,
             checkpoint_dir=str(tmp_path),
@@ -78,11 +100,12 @@ def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
         assert saved, cluster.status()
         agents, children = node_processes(lines)
         assert cluster.spec.placement == "detached", "their job has ended"
+        them = [psutil.Process(pid) for pid in agents | children]
         executor_of(min(agents)).kill()
         report = feeding.result(BACK_S)
         results = cluster.results(BACK_S)
         assert "was lost" in cluster.status()
-    wait_until_gone(agents | children)
+    assert all_gone(them, GONE_S)
     assert (report.rows_fed, report.rows_used, report.epochs) == (600, 600, 2)
     assert report.rows_covered == 2 * 12 * 8
     assert sorted(row for rows in results for row in rows) == sorted(2 * list(range(300)))

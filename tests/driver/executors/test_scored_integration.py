@@ -6,10 +6,9 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PythonException
@@ -20,12 +19,30 @@ import sparkdl
 from sparkdl.core.errors import ConfigError
 from tests.doubles.nodes import processes
 from tests.doubles.sessions import LOCAL, SparkSessions
-from tests.driver.executors import map_funs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from sparkdl import Cluster
+    from sparkdl import Cluster, NodeContext
+
+
+def score(args: str, ctx: NodeContext) -> None:
+    """Answer inference as the file `args` says by then: `kind`, `read` and `answer` at a time."""
+    feed, how = ctx.get_data_feed(train_mode=False), {"read": 7}
+    while not feed.should_stop():
+        rows = feed.next_batch(how["read"])
+        how = json.loads(Path(args).read_text())
+        results = [RESULTS[how["kind"]](row) for row in rows]
+        for start in range(0, len(results), how["answer"]):
+            feed.batch_results(results[start : start + how["answer"]])
+
+
+RESULTS: dict[str, Any] = {
+    "scalar": lambda row: row.id / 2,
+    "list": lambda row: [float(i) for i in range(row.id % 4)],
+    "dict": lambda row: {"half": row.id / 2, "name": f"n{row.id}"},
+    "misfit": lambda row: "text" if row.id >= 14 else 1.0,  # 7 are answered at a time
+}
 
 
 @dataclass(frozen=True)
@@ -41,12 +58,15 @@ class Scorer:
         return self.cluster
 
 
-@contextmanager
-def scoring(spark: SparkSession, folder: Path) -> Iterator[Scorer]:
-    how = folder / "how"
+@pytest.fixture(scope="module")
+def scorer(
+    spark_sessions: SparkSessions, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scorer]:
+    """A cluster that stays up for the tests on `spark_local`."""
+    how = tmp_path_factory.mktemp("scorer") / "how"
     with sparkdl.launch(
-        spark,
-        map_funs.score,
+        spark_sessions.get(LOCAL),
+        score,
         str(how),
         nodes=2,
         framework="plain",
@@ -54,15 +74,6 @@ def scoring(spark: SparkSession, folder: Path) -> Iterator[Scorer]:
         startup=sparkdl.Startup(placement="attached"),
     ) as cluster:
         yield Scorer(cluster, how)
-
-
-@pytest.fixture(scope="module")
-def scorer(
-    spark_sessions: SparkSessions, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Scorer]:
-    """A cluster that stays up for the tests on `spark_local`."""
-    with scoring(spark_sessions.get(LOCAL), tmp_path_factory.mktemp("scorer")) as it:
-        yield it
 
 
 def rich(spark: SparkSession, rows: int = 100) -> DataFrame:
@@ -91,7 +102,7 @@ def test_end_of_sparks_daemon_of_workers_is_not_that_of_attached_nodes(
     assert all(task is not None and task.is_running() for task in tasks)
 
 
-def test_input_columns_are_kept_and_results_appended(
+def test_inference_answers_each_row_beside_the_columns_of_its_input(
     spark_local: SparkSession, scorer: Scorer
 ) -> None:
     frame = rich(spark_local)
@@ -113,6 +124,10 @@ def test_results_of_a_dataframe_need_a_schema_and_start_no_job(
     cluster = scorer.answer("dict")
     with pytest.raises(ConfigError, match=r"needs schema=.* Write schema='prediction double' if"):
         cluster.infer(frame)
+    with pytest.raises(ConfigError, match="schema='double' is for a DataFrame; leave it out"):
+        cluster.infer(frame.rdd, schema="double")
+    tracker = spark_local.sparkContext.statusTracker()
+    assert len(tracker.getActiveJobsIds()) == 1, "attached nodes keep their slots"
     alone = cluster.infer(frame.rdd).collect()
     assert alone == [{"half": i / 2, "name": f"n{i}"} for i in range(50)]
     kept = cluster.infer(frame.where("id < 0"), schema="half double, name string")

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+from typing import Any
 
-from sparkdl.driver.executors.sessions import inheriting_thread, is_rdd
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.driver.executors.sessions import inheriting_thread, is_rdd, session_of
 from tests.doubles.programs import output_of
 
 _CLIENT = """
@@ -33,6 +39,15 @@ def test_thread_needs_no_session() -> None:
     thread.start()
     thread.join(10)
     assert (has_run.is_set(), thread.name, thread.daemon) == (True, "alone", True)
+
+
+def test_session_or_context_that_was_stopped_is_refused_by_what_it_is() -> None:
+    context: Any = object.__new__(SparkContext)
+    spark: Any = object.__new__(SparkSession)
+    context._jsc, spark._sc = None, context
+    for stopped, name in ((spark, "SparkSession"), (context, "SparkContext")):
+        with pytest.raises(ConfigError, match=f"the {name} has been stopped. Start another one"):
+            session_of(stopped)
 
 
 def test_a_frame_whose_columns_have_any_name_is_no_rdd() -> None:
