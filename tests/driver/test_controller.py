@@ -32,7 +32,6 @@ from sparkdl.driver.events import Event, Logged, Report, Sampled
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.launch import hand_on
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.lifecycle.state import failure_of
 from sparkdl.driver.options import LogLine
 from sparkdl.driver.view import ClusterView
 
@@ -152,18 +151,6 @@ def child_failed(node_id: int, kind: FailureKind, time_s: float) -> msg.ChildFai
 # Gathering.
 
 
-def test_the_world_begins_when_all_are_ready_and_everyone_is_told(play: Play) -> None:
-    first = play.agent(1)
-    second = play.agent(0, is_ready=False)
-    assert isinstance(play.controller.look(lambda view: view.state), states.Gathering)
-    second.say(msg.ChildReady(0, 9000))
-    begin = msg.Begin(world_of(2))
-    assert (first.hears(), second.hears()) == (begin, begin)
-    state = play.until_is(states.Running)
-    assert isinstance(state, states.Running)
-    assert state.world == begin.world
-
-
 def test_agent_is_lost_when_it_has_been_there_and_is_no_more(play: Play) -> None:
     node = plan_nodes(2)[0]
     assert not play.controller.is_lost(node, 40), "it is coming up"
@@ -177,19 +164,6 @@ def test_agent_is_lost_when_it_has_been_there_and_is_no_more(play: Play) -> None
 
 
 # Running, and what ends it.
-
-
-def test_an_agent_that_vanishes_is_a_lost_node_and_the_others_are_stopped(play: Play) -> None:
-    agents = play.world()
-    agents[1].connection.socket.shutdown(socket.SHUT_RDWR)
-    heard = agents[0].hears()
-    error = play.controller.look(lambda view: failure_of(view.state))
-    assert type(error) is errors.NodeLostError
-    assert heard == msg.StopChild(0, error.root_cause.describe())
-    lost = error.root_cause
-    assert (lost.node, lost.rank, lost.host, lost.pid) == ("worker:1", 1, "host-1", 41)
-    assert lost.message.startswith("its connection broke")
-    assert lost.time_s > 1e9
 
 
 def test_an_event_out_of_place_is_logged_and_changes_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -13,10 +14,11 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError, NodeLostError
-from sparkdl.core.options import Roles
-from sparkdl.driver.lifecycle.state import Gathering
+from sparkdl.core.options import Recovery, Roles
+from sparkdl.driver.lifecycle.state import Gathering, Running
 from sparkdl.driver.view import ClusterView
 from sparkdl.node.context import NodeContext
+from tests.doubles.gates import Gate
 from tests.doubles.map_funs import hang
 from tests.doubles.nodes import SOON_S, launch, processes
 
@@ -36,21 +38,25 @@ def test_what_fails_at_the_same_row_twice_is_not_started_a_third_time() -> None:
     assert caught.value.root_cause.generation == 1
 
 
-def test_training_goes_on_without_an_evaluator_that_dies_and_its_feed_returns(
+def test_evaluator_is_fed_beside_the_workers_which_go_on_when_it_dies_in_a_feed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def train(args: Any, ctx: NodeContext) -> int:
-        for _ in ctx.batches(4):
-            if ctx.job_name == "evaluator":
-                os.kill(os.getpid(), signal.SIGKILL)
+        batches = ctx.batches(4)
+        while ctx.has_epoch():
+            for batch in batches:
+                if ctx.job_name == "evaluator" and max(batch["value"]) > 9:
+                    os.kill(os.getpid(), signal.SIGKILL)
         return os.getpid()
 
     with launch(train, nodes=2, max_restarts=1, roles=Roles(evaluator=True)) as cluster:
         trainer = processes()["worker:0"].child.pid  # it ends once it has been fed
+        evaluating = cluster.feed_async(range(8), role="evaluator")
+        assert evaluating.result(SOON_S).rows == {"evaluator:0": 8}
         report = cluster.feed(range(1000), role="evaluator")
         assert report.rows_used < 1000
         assert report.rows_unused <= 1000  # those that a feeder had in hand are unknown
-        cluster.feed(range(8))
+        assert cluster.feed(range(8)).rows == {"worker:0": 8}
         assert cluster.results(SOON_S) == [trainer, None]
         assert cluster.status() == "Finished"
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
@@ -86,3 +92,66 @@ def test_shutdown_during_a_restart_ends_it_and_tells_why_there_was_one(no_room: 
 
 def _is_gathering(view: ClusterView) -> bool:
     return isinstance(view.state, Gathering)
+
+
+# a world that shrinks and grows
+
+
+ROWS = 480
+
+
+def collect(args: dict[str, Any], ctx: NodeContext) -> list[int]:
+    """Train a model that is the list of its rows; the first node has what there was before."""
+    last = ctx.last_checkpoint
+    step, rows = 0, []
+    if last:
+        step = last.step
+        if ctx.rank == 0:
+            rows = [row for part in sorted(Path(last).glob("part-*")) for row in _read(part)]
+    for batch in ctx.batches(4, ["value"], even=True):
+        rows += batch["value"].tolist()
+        step += 1
+        if ctx.generation == 0 and ctx.rank == 1 and step == 12:
+            args["no_room"].touch()
+            agent_pid = int(os.environ["SPARKDL_AGENT_PID"])
+            os.kill(agent_pid, signal.SIGKILL)  # this node is lost
+            signal.pause()
+        if step % 5 == 0:
+            if ctx.generation == 1:
+                args["no_room"].unlink(missing_ok=True)
+            with ctx.checkpoint(step) as folder:
+                (folder / f"part-{ctx.rank}").write_text(json.dumps(rows))
+            if ctx.generation == 1 and step == 15:
+                args["gate"].wait()
+            if ctx.generation == 1 and step == 20:
+                signal.pause()  # until all begin anew, one more
+    return [ctx.generation, ctx.restarts, ctx.num_workers, *rows]
+
+
+def _read(part: Path) -> list[int]:
+    rows: list[int] = json.loads(part.read_text())
+    return rows
+
+
+def test_rows_of_a_world_that_shrinks_and_grows_are_used_once(
+    tmp_path: Path, no_room: Path
+) -> None:
+    gate = Gate.at(tmp_path / "gate")
+    options: dict[str, Any] = {"max_restarts": 1, "recovery": Recovery(min_nodes=1, wait_s=1.0)}
+    folder = tmp_path / "checkpoints"
+    args = {"no_room": no_room, "gate": gate}
+    with launch(collect, args, checkpoint_dir=str(folder), **options) as cluster:
+        feeding = cluster.feed_async(range(ROWS))
+        with gate.wait_until_reached():
+            assert cluster.world.size == 1
+            assert cluster._controller.wait_for(_all_are_ready, Deadline.after(SOON_S))
+        feeding.result(3 * SOON_S)
+        results = cluster.results(SOON_S)
+    assert [result[:3] for result in results] == [[2, 1, 2]] * 2
+    assert sorted(row for result in results for row in result[3:]) == list(range(ROWS))
+
+
+def _all_are_ready(view: ClusterView) -> bool:
+    assert isinstance(view.state, Running)
+    agents = view.state.registry.agents
+    return len(agents) == 2 and all(agent.child for agent in agents.values())

@@ -32,8 +32,6 @@ def test_stacks_are_told_of_children_that_hold_the_gil_and_of_those_that_are_sto
         assert list(stacks) == ["worker:0", "worker:1"]
         assert "in sleep_with_the_gil" in stacks["worker:0"]
         assert f"process {them['worker:1'].child.pid} is stopped (SIGSTOP)" in stacks["worker:1"]
-        again = cluster.stacks()
-        assert again["worker:0"].count("Current thread") <= 1, "each answer stands alone"
         assert not any("sleep_with_the_gil" in line for line in cluster.logs(0))
         cluster.abort()
 

@@ -110,4 +110,4 @@ def test_agent_that_meets_another_coordinator_is_an_error_that_says_so(
 
     monkeypatch.setattr("sparkdl.driver.executors.local.start_agent", start)
     with pytest.raises(LaunchError, match="is not this cluster's coordinator"):
-        launch(train_and_score, startup=Startup(tls=True))
+        launch(train_and_score, nodes=1, startup=Startup(tls=True))
