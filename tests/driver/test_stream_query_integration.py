@@ -15,11 +15,11 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import sparkdl
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.node.context import NodeContext
+from tests.doubles.gates import Gate
 from tests.doubles.labs import Lab
-from tests.doubles.meetings import Meetings, meet, parts
+from tests.doubles.meetings import parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,13 +59,13 @@ class Files:
 def read(args: dict[str, Any], ctx: NodeContext) -> list[list[int]]:
     """Return the rows of each step of all epochs; a node stands still in the large one."""
     batches, steps = ctx.batches(4, ["x"], args["feed"], even=True), []
-    held = args["held"] if ctx.rank else None
+    gate = args["gate"] if ctx.rank else None
     while ctx.has_epoch(args["feed"]):
         for batch in batches:
             steps.append(batch["x"].tolist())
-            if held and max(steps[-1]) >= args["large"]:
-                meet(held)
-                held = None
+            if gate and max(steps[-1]) >= args["large"]:
+                gate.wait()
+                gate = None
     return steps
 
 
@@ -74,32 +74,26 @@ def test_query_goes_on_from_its_checkpoint_and_a_micro_batch_that_a_stop_interru
 ) -> None:
     files, offsets = Files(spark_cluster, tmp_path), str(tmp_path / "offsets")
     train = partial(on_spark.cluster.train_stream, feed=feed, checkpoint_location=offsets)
-    with Meetings() as held:
-        on_spark.begin(read, {"held": held.port, "large": 4, "feed": feed})
-        for rows in (1, 3):  # the first has no row for one of the nodes
-            files.write(rows)
-        first = train(files.stream())
-        first.processAllAvailable()
-        assert first.lastProgress is not None
-        assert first.lastProgress["batchId"] == 1
-        spark_cluster.conf.set("sparkdl.of", "the user's")  # and not of a micro-batch's copy
-        assert type(spark_cluster).active().conf.get("sparkdl.of", None) == "the user's"
-        files.write(602, wide=1 << 13)
-        assert on_spark.cluster._controller.wait_for(
-            lambda view: (
-                sum(view.feeds[key].given.rows for key in view.feeds if key[1] == feed) > 12
-            ),
-            Deadline.after(SOON_S),
-        )
+    gate = Gate.at(tmp_path / "gate")
+    on_spark.begin(read, {"gate": gate, "large": 4, "feed": feed})
+    for rows in (1, 3):  # the first has no row for one of the nodes
+        files.write(rows)
+    first = train(files.stream())
+    first.processAllAvailable()
+    assert first.lastProgress is not None
+    assert first.lastProgress["batchId"] == 1
+    spark_cluster.conf.set("sparkdl.of", "the user's")  # and not of a micro-batch's copy
+    assert type(spark_cluster).active().conf.get("sparkdl.of", None) == "the user's"
+    files.write(602, wide=1 << 13)
+    with gate.wait_until_reached():
         first.stop()
         assert (first.isActive, first.exception(), first.awaitTermination(1)) == (
             False, None, True,
         )  # fmt: skip
-        meet(held.port)
-        again = train(files.stream(), trigger={"availableNow": True})
-        assert again.awaitTermination(SOON_S)
-        assert again.id == first.id
-        one, other = on_spark.ended(feed)
+    again = train(files.stream(), trigger={"availableNow": True})
+    assert again.awaitTermination(SOON_S)
+    assert again.id == first.id
+    one, other = on_spark.ended(feed)
     used = Counter(x for step in one + other for x in step)
     assert set(used) == set(range(606))
     assert {used[x] for x in range(4)} == {1}, "each row once"
