@@ -60,8 +60,8 @@ settings.register_profile("deep", settings.get_profile("quick"), max_examples=10
 _SPARK_FIXTURES = {
     "spark_local": sessions.LOCAL,
     "spark_ml": sessions.ML,
-    "spark_cluster": sessions.CLUSTER,
     "spark_standalone": sessions.STANDALONE,
+    "spark_cluster": sessions.CLUSTER,  # nodes of tests/driver stay up there, so no other follows
     "spark_session_on": None,  # any master, named by the test
 }
 _LARGEST = (
