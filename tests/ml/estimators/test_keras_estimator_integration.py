@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.ml import Pipeline, PipelineModel
-from pyspark.ml.evaluation import BinaryClassificationEvaluator, MulticlassClassificationEvaluator
-from pyspark.ml.feature import StandardScaler, VectorAssembler
+from pyspark.ml.evaluation import (
+    BinaryClassificationEvaluator,
+    MulticlassClassificationEvaluator,
+    RegressionEvaluator,
+)
+from pyspark.ml.feature import SQLTransformer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -27,36 +31,41 @@ from sparkdl.ml.scoring.model import KerasModel
 from tests.doubles import sessions
 from tests.doubles.programs import output_of
 from tests.doubles.sessions import SparkSessions
-from tests.ml.train_fns import (
-    FEATURES,
-    classifier,
-    halving,
-    read_all,
-    worsening,
-)
+from tests.ml.train_fns import FEATURES, classifier, halving, read_all
 
+ROWS, EPOCHS = 300, 4
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
 
 
-def patients(spark: SparkSession) -> DataFrame:
-    """scikit-learn's breast cancer data: columns f0 to f9, `label` (double), `held`, `weight`."""
-    from sklearn.datasets import load_breast_cancer
+def scaled() -> Any:
+    """Return a layer that Keras does not have."""
+    import keras
 
-    values, labels = load_breast_cancer(return_X_y=True)
-    names = [f"f{i}" for i in range(FEATURES)]
-    rows = [
-        [*map(float, row[:FEATURES]), float(label), number % 5 == 0, 1.0 + number % 2]
-        for number, (row, label) in enumerate(zip(values, labels, strict=True))
-    ]
-    schema = ", ".join(f"{name} double" for name in names)
-    schema += ", label double, held boolean, weight double"
-    return spark.createDataFrame(rows, schema)
+    class Scaled(keras.layers.Layer):  # type: ignore[misc]
+        factor: Any = np.float32(1)
+
+        def call(self, x: Any) -> Any:
+            return self.factor * x
+
+        def save_own_variables(self, store: Any) -> None:
+            store["factor"] = self.factor
+
+        def load_own_variables(self, store: Any) -> None:
+            self.factor = np.array(store["factor"])
+
+    return Scaled
 
 
-def stages(estimator: Any) -> list[Any]:
-    assembler = VectorAssembler(inputCols=[f"f{i}" for i in range(FEATURES)], outputCol="raw")
-    scaler = StandardScaler(inputCol="raw", outputCol="features", withMean=True)
-    return [assembler, scaler, estimator]
+def two_headed(kind: Any) -> Any:
+    """Make a model of own parts: two numbers in, their sum and difference out, both times two."""
+    import keras
+
+    layer = kind()
+    layer.factor = np.float32(2)  # which is no weight
+    given = keras.Input((2,), name="x")
+    x = layer(given)
+    heads = [keras.layers.Dense(1, use_bias=False, name=name)(x) for name in ("total", "gap")]
+    return keras.Model(given, heads)
 
 
 @dataclass(frozen=True)
@@ -64,12 +73,12 @@ class Trained:
     """A pipeline that was trained on two workers.
 
     Attributes:
-        test: rows that it was not trained on, in one partition.
+        rows: the right ones among those that it was trained on, in one partition.
         folder: with what its callbacks have written, and the saved pipeline.
     """
 
     pipeline: PipelineModel
-    test: DataFrame
+    rows: DataFrame
     folder: Path
 
     @property
@@ -79,73 +88,83 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(spark_sessions: SparkSessions, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Train once, for all tests that look at what came of it."""
+    """Train once, with all that an estimator can be given, for the tests that look at it."""
+    import keras
+
+    class OwnLoss(keras.losses.Loss):  # type: ignore[misc]
+        def call(self, y: Any, p: Any) -> Any:
+            return (keras.ops.reshape(y, (-1, 1)) - p) ** 2
+
     folder = tmp_path_factory.mktemp("trained")
-    rows = patients(spark_sessions.get(sessions.ML))
-    train, test = rows.randomSplit([0.8, 0.2], seed=3)
-    wrong = train.withColumn("label", 1 - f.col("label")).withColumn("weight", f.lit(0.0))
+    numbers = spark_sessions.get(sessions.ML).range(ROWS, numPartitions=1)
+    numbers = numbers.selectExpr("rand(1) as a", "rand(2) as c", "id % 5 = 0 as held", "1d as w")
+    labels = "2 * (a + c) as total", "2 * (a - c) as gap"
+    rows = numbers.selectExpr("float(a) as a", "c", *labels, "held", "w")
+    wrong = numbers.selectExpr("float(a) as a", "c", "-9d as total", "9d as gap", "held", "0d as w")
+    kind = scaled()
     estimator = KerasEstimator(
-        classifier,
+        partial(two_headed, kind),
+        custom_objects={"Scaled": kind},
         callbacks=partial(halving, folder / "notes"),
-        loss="binary_crossentropy",
-        metrics=["accuracy"],
-        probability_col="probability",
+        loss=[OwnLoss(), "mse"],
+        loss_weights=[1.0, 0.5],
+        metrics=[[keras.metrics.MeanAbsoluteError()], ["mae"]],
+        optimizer=keras.optimizers.SGD(1.0),
+        features_col=["a", "b"],
+        label_col=["total", "gap"],
         validation_indicator_col="held",
-        weight_col="weight",
+        weight_col="w",
         num_workers=2,
         batch_size=8,
         epochs=30,
         seed=7,
+        checkpoint_dir=str(folder / "checkpoints"),
     )
     estimator.save(str(folder / "estimator"))
     loaded = KerasEstimator.load(str(folder / "estimator"))
-    fitted = Pipeline(stages=stages(loaded)).fit(train.union(wrong).coalesce(2))
-    fitted.write().overwrite().save(str(folder / "pipeline"))
-    return Trained(fitted, test.coalesce(1), folder)
+    named = SQLTransformer(statement="SELECT *, c AS b FROM __THIS__")
+    fitted = Pipeline(stages=[named, loaded]).fit(rows.union(wrong))
+    model: Any = fitted.stages[-1]
+    model.setOutputMapping({"total": "t", "gap": "g"}).setOutputTypes({"t": "double"})
+    fitted.save(str(folder / "pipeline"))
+    return Trained(fitted, rows, folder)
 
 
 @pytest.mark.usefixtures("spark_ml")
 def test_two_workers_train_in_a_pipeline_with_what_parameters_and_callbacks_say(
     trained: Trained,
 ) -> None:
-    model = trained.model
-    assert isinstance(model, KerasModel)
-    names = ["accuracy", "loss", "val_accuracy", "val_loss"]
-    assert sorted(model.history) == names
-    epochs = len(model.history["loss"])
-    assert 2 <= epochs < 30  # the early stopping has ended it
-    lines = [f"{epoch} {0.5 ** (epoch + 4)} {names}" for epoch in range(epochs)]
+    history = trained.model.history
+    assert trained.model.summary.feed.rows_used >= EPOCHS * 2 * (ROWS - ROWS // 5)
+    names = sorted(history)
+    assert {"loss", "val_loss", "total_loss", "gap_loss", "gap_mae"} < set(names)
+    assert {len(values) for values in history.values()} == {EPOCHS}, "a callback has ended it"
+    lines = [f"{epoch} {0.3 * 0.5**epoch:.4f} {names}" for epoch in range(EPOCHS)]
     notes = (trained.folder / "notes").read_text().splitlines()
     assert sorted(notes) == sorted(2 * lines)  # every node has callbacks of its own
+    assert history["val_loss"][-1] < 0.01, "rows of the weight 0 would forbid it"
+    weighted = history["total_loss"][-1] + 0.5 * history["gap_loss"][-1]
+    assert history["loss"][-1] == pytest.approx(weighted, rel=0.2)  # Keras weighs batches otherwise
+    assert not list((trained.folder / "checkpoints").iterdir()), "they are deleted after success"
 
 
 @pytest.mark.usefixtures("spark_ml")
-def test_scores_are_those_of_the_trained_model_and_evaluators_take_them(trained: Trained) -> None:
-    import keras
-
-    scored = trained.pipeline.transform(trained.test).cache()
-    assert scored.dtypes[-2:] == [("probability", "vector"), ("prediction", "double")]
-    accuracy = MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored)
-    auc = BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(scored)
-    assert accuracy > 0.85
-    assert auc > 0.93
-    model = trained.model.getModel()
-    assert isinstance(model, keras.Model)
-    (row, *_) = scored.take(1)
-    (expected,) = model.predict(row.features.toArray()[None], verbose=0)[0]
-    assert row.probability[1] == pytest.approx(expected, rel=1e-5)
-    assert row.prediction == float(expected > 0.5)
-    scored.unpersist()
-
-
-@pytest.mark.usefixtures("spark_ml")
-def test_saved_pipeline_is_loaded_with_its_summary_and_scores(trained: Trained) -> None:
+def test_saved_pipeline_scores_as_the_trained_model_and_is_loaded_with_its_summary(
+    trained: Trained,
+) -> None:
     loaded: Any = PipelineModel.load(str(trained.folder / "pipeline"))
-    assert loaded.stages[-1].history == trained.model.history
     assert loaded.stages[-1].summary == trained.model.summary
     assert loaded.stages[-1].summary.seconds > 0
-    rows = [p.transform(trained.test).select("probability") for p in (loaded, trained.pipeline)]
-    assert rows[0].collect() == rows[1].collect()
+    scored = trained.pipeline.transform(trained.rows).cache()
+    assert scored.dtypes[-2:] == [("t", "double"), ("g", "array<float>")]
+    assert RegressionEvaluator(labelCol="total", predictionCol="t").evaluate(scored) < 0.2
+    rows = scored.collect()
+    assert loaded.transform(trained.rows).collect() == rows
+    given = np.array([(row.a, row.b) for row in rows], np.float32)
+    totals, gaps = trained.model.getModel().predict(given, verbose=0)
+    assert [row.t for row in rows] == pytest.approx(totals[:, 0], rel=1e-4, abs=1e-5)
+    assert [row.g[0] for row in rows] == pytest.approx(gaps[:, 0], rel=1e-4, abs=1e-5)
+    scored.unpersist()
 
 
 @pytest.mark.deep
@@ -156,45 +175,13 @@ def test_saved_pipeline_is_loaded_in_a_process_without_its_code(trained: Trained
         "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')"
         ".getOrCreate();"
         f"model = PipelineModel.load({str(trained.folder / 'pipeline')!r}); stage=model.stages[-1];"
-        f"rows = spark.createDataFrame([[0.0] * {FEATURES}] * 3,"
-        f" [f'f{{i}}' for i in range({FEATURES})]);"
-        "print(len(stage.history['loss']), model.transform(rows).select('prediction').collect())"
+        "rows = spark.createDataFrame([[0.5, 0.5]] * 3, ['a', 'c']);"
+        "print(len(stage.history['loss']), model.transform(rows).select('t').collect())"
     )
     said = output_of(sys.executable, "-c", code, cwd=trained.folder, timeout_s=200)
     epochs, _, rows = said.strip().splitlines()[-1].partition(" ")
-    assert int(epochs) == len(trained.model.history["loss"])
-    assert rows.count("Row(prediction=") == 3
-
-
-def test_killed_training_has_the_history_and_the_early_stopping_of_an_undisturbed_one(
-    spark_ml: SparkSession, tmp_path: Path
-) -> None:
-    frame = spark_ml.range(64, numPartitions=1).selectExpr(
-        f"array_repeat(id / 64, {FEATURES}) as features", "double(id > 31) as label"
-    )
-    marker = tmp_path / "died"
-    models = [
-        KerasEstimator(
-            classifier,
-            loss="mse",
-            optimizer="sgd",
-            epochs=7,
-            batch_size=64,
-            seed=3,
-            callbacks=partial(worsening, marker if dies else None),
-            checkpoint_dir=str(tmp_path / f"checkpoints-{dies}"),
-            max_restarts=1,
-        ).fit(frame)
-        for dies in (False, True)
-    ]
-    assert marker.exists()
-    undisturbed, killed = (model.history["loss"] for model in models)
-    # The second epoch was the best: it is not an epoch of the process that ended the training.
-    assert len(killed) == 4
-    assert killed[1] < min(killed[0], *killed[2:])
-    assert killed == pytest.approx(undisturbed)
-    expected, found = (model.getModel().get_weights() for model in models)
-    assert all(np.allclose(a, b, atol=1e-6) for a, b in zip(expected, found, strict=True))
+    assert int(epochs) == EPOCHS
+    assert rows.count("Row(t=") == 3
 
 
 def test_null_behind_the_rows_that_are_looked_at_ends_the_training(
@@ -267,6 +254,11 @@ def test_softmax_gives_columns_that_evaluators_take_without_a_further_parameter(
         as_it_is = stage.copy().setOutputTypes({"prediction": "array<float>"})
         assert as_it_is.transform(frame).dtypes[2:] == [("prediction", "array<float>")]
     assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) == 1.0
+    only = keras.layers.Dense(1, "sigmoid", kernel_initializer="identity")
+    stage = stage_of(keras.Sequential([keras.Input((3,)), only])).setProbabilityCol("p")
+    scored = stage.transform(frame.withColumn("label", f.expr("double(label = 0)")))
+    assert scored.dtypes[2:] == [("p", "vector"), ("prediction", "double")]
+    assert BinaryClassificationEvaluator(rawPredictionCol="p").evaluate(scored) == 1.0
 
 
 def test_columns_that_are_there_already_name_the_parameter_to_set(spark_ml: SparkSession) -> None:
@@ -289,81 +281,3 @@ def stage_of(model: Any) -> Any:
     from sparkdl.ml.scoring.tensorflow import keras_predictor
 
     return KerasModel(saved(model), with_softmax(keras_predictor(model).signature, model))
-
-
-def scaled() -> Any:
-    """Return a layer that Keras does not have."""
-    import keras
-
-    class Scaled(keras.layers.Layer):  # type: ignore[misc]
-        factor: Any = np.float32(1)
-
-        def call(self, x: Any) -> Any:
-            return self.factor * x
-
-        def save_own_variables(self, store: Any) -> None:
-            store["factor"] = self.factor
-
-        def load_own_variables(self, store: Any) -> None:
-            self.factor = np.array(store["factor"])
-
-    return Scaled
-
-
-def two_headed(kind: Any) -> Any:
-    """Make a model of own parts: two numbers in, their sum and difference out, both times two."""
-    import keras
-
-    layer = kind()
-    layer.factor = np.float32(2)  # which is no weight
-    given = keras.Input((2,), name="x")
-    x = layer(given)
-    heads = [keras.layers.Dense(1, use_bias=False, name=name)(x) for name in ("total", "gap")]
-    return keras.Model(given, heads)
-
-
-def test_own_parts_several_columns_and_several_labels(
-    spark_ml: SparkSession, tmp_path: Path
-) -> None:
-    import keras
-
-    class OwnLoss(keras.losses.Loss):  # type: ignore[misc]
-        def call(self, y: Any, p: Any) -> Any:
-            return (keras.ops.reshape(y, (-1, 1)) - p) ** 2
-
-    numbers = spark_ml.range(1000, numPartitions=4).selectExpr("rand(1) as a", "rand(2) as b")
-    columns = ("float(a) as a", "b", "2 * (a + b) as total", "2 * (a - b) as gap")
-    frame = numbers.selectExpr(*columns, "a < 0.2 as held")
-    kind = scaled()
-    estimator: Any = KerasEstimator(
-        partial(two_headed, kind),
-        custom_objects={"Scaled": kind},
-        loss=[OwnLoss(), "mse"],
-        metrics=[[keras.metrics.MeanAbsoluteError()], ["mae"]],
-        optimizer=keras.optimizers.SGD(0.1),
-        loss_weights=[1.0, 0.5],
-        features_col=["a", "b"],
-        label_col=["total", "gap"],
-        validation_indicator_col="held",
-        batch_size=25,
-        epochs=4,
-        seed=3,
-        num_workers=2,
-        checkpoint_dir=str(tmp_path / "checkpoints"),
-    )
-    estimator.write().save(str(tmp_path / "estimator"))
-    model = KerasEstimator.load(str(tmp_path / "estimator")).fit(frame)
-    history = model.history
-    assert {"loss", "val_loss", "total_loss", "gap_loss"} <= set(history)
-    assert history["val_loss"][-1] < 0.01 < history["val_loss"][0]
-    weighted = history["total_loss"][-1] + 0.5 * history["gap_loss"][-1]
-    assert history["loss"][-1] == pytest.approx(weighted, rel=0.2)  # Keras weighs batches otherwise
-    rows = model.summary.feed.rows_used / 4
-    assert 700 <= rows <= 900
-    model.setOutputMapping({"total": "t", "gap": "g"}).setOutputTypes({"t": "double"})
-    model.write().save(str(tmp_path / "model"))
-    for each in (model, KerasModel.load(str(tmp_path / "model"))):
-        found = each.transform(frame).first()
-        assert found.t == pytest.approx(found.total, abs=0.2)
-        assert found.g[0] == pytest.approx(found.gap, abs=0.2)
-    assert model.getModel().get_layer("total").get_weights()[0].shape == (2, 1)
