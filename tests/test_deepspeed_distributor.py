@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import sparkdl
-from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.torch_program import Program
 
 pytestmark = pytest.mark.torch
 
@@ -39,11 +41,11 @@ def test_program_finds_its_arguments_in_front_of_deepspeeds(
     assert found == ["--lr=0.1", "--deepspeed", "--deepspeed_config", {"a": 1}]
 
 
-@pytest.mark.skipif(bool(find_spec("deepspeed")), reason="DeepSpeed is installed")
-def test_missing_deepspeed_says_where_to_install_it() -> None:
-    alone = sparkdl.DeepspeedTorchDistributor(useGpu=False, deepspeedConfig={})
-    with pytest.raises(NodeFailedError, match=r"DeepSpeed cannot be imported.*pip install deeps"):
-        alone.run(train)
+def test_missing_deepspeed_says_where_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    program, ctx = Program(train, (), {}, deepspeed=""), SimpleNamespace(is_chief=True)
+    with pytest.raises(FrameworkMissingError, match=r"DeepSpeed cannot be im.*pip install deeps"):
+        program(None, ctx)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 import sparkdl.lightning
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.options import Startup
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import Lines, launch
@@ -118,6 +119,7 @@ def test_trainer_is_fed_and_goes_on_after_a_failure(tmp_path: Path) -> None:
     lines = Lines()
     options: dict[str, Any] = {"framework": "torch", "max_restarts": 2}
     options["observe"] = Observe(on_log=lines)
+    options["startup"] = Startup(preload=["lightning.pytorch"])  # once, for both generations
     with launch(train, 2 * BATCHES + 1, NODES, checkpoint_dir=str(tmp_path), **options) as cluster:
         validation = cluster.feed_async(rows[:16], epochs=EPOCHS, feed="validation")
         report = cluster.feed(rows, epochs=EPOCHS, timeout_s=_SOON_S)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparkdl
+from sparkdl.control.values import encode_value
 from sparkdl.core.errors import ConfigError, NodeFailedError, ResultError, SparkConfigError
 from sparkdl.node.context import current
 from sparkdl.tfos import gpu_info
-from sparkdl.torch_program import script_of
+from sparkdl.torch_program import packed, script_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,7 +99,7 @@ def _errors_are_the_same(theirs: type) -> None:
             distributor(1, True, False).run(__file__, a=1)
 
 
-def fail_once(folder: str) -> list[Any]:
+def fail_once() -> Any:
     """Count in a checkpoint; the second process fails after the first."""
     import torch.distributed as dist
 
@@ -117,11 +118,9 @@ def fail_once(folder: str) -> list[Any]:
     dist.barrier()  # or a rank may end while the other still connects to it, which fails then
     place = [os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]]
     kept = sorted(path.name for path in last.folder.iterdir())
-    return ctx.all_gather([last.step, kept, place, os.getpid()])
-
-
-def hold(value: Any) -> Any:
-    return lambda: value  # which can be pickled, and is no plain value
+    told = ctx.all_gather([last.step, kept, place, os.getpid()])
+    large = "s" * 20_000_000
+    return lambda: (told, large)  # which can be pickled, and is no plain value
 
 
 def lock() -> Any:
@@ -152,7 +151,8 @@ def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) ->
         checkpoint_dir=str(tmp_path / "kept"),
         observe=sparkdl.Observe(on_log=lambda line: heard.append(line.text)),
     )
-    first, second = places.run(fail_once, str(tmp_path))
+    (first, second), large = places.run(fail_once)()
+    assert large == "s" * 20_000_000
     assert first[:-1] == [3, ["0", "1", "manifest.json"], ["0", "2"]]
     assert second[:-1] == [3, ["0", "1", "manifest.json"], ["1", "2"]]
     assert first[-1] != second[-1] != os.getpid()
@@ -164,8 +164,10 @@ def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) ->
     assert pair.run(str(program), str(tmp_path), "--lr", 0.5) is None
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["--lr 0.5"] * 2
     alone = sparkdl.TorchDistributor(use_gpu=False, observe=sparkdl.Observe(log_to_driver=False))
-    with pytest.raises(NodeFailedError, match='raise ValueError\\("line of the program"\\)'):
+    line = 'raise ValueError\\("line of the program"\\)'
+    with pytest.raises(RuntimeError, match=line) as raised:  # as pyspark's
         alone.run(str(program), str(tmp_path), "fail")
+    assert isinstance(raised.value, NodeFailedError)
 
 
 def test_program_may_end_by_sys_exit(tmp_path: Path) -> None:
@@ -176,30 +178,17 @@ def test_program_may_end_by_sys_exit(tmp_path: Path) -> None:
         script_of(str(program)).run(("3",))
 
 
-def test_any_picklable_value_comes_back_and_others_are_named() -> None:
-    alone = sparkdl.TorchDistributor(use_gpu=False)
-    held = alone.run(hold, "s" * 20_000_000)
-    assert held() == "s" * 20_000_000
+def test_value_that_cannot_be_pickled_is_left_to_the_check_of_results() -> None:
+    value = packed(lock(), None)
     with pytest.raises(ResultError, match=r"_thread\.lock"):
-        alone.run(lock)
+        encode_value(value)
 
 
 @pytest.mark.skipif(gpu_info.is_gpu_available(), reason="there is a GPU")
 def test_machine_without_gpus_is_a_runtime_error() -> None:
     with pytest.raises(RuntimeError, match="num_gpus=1") as raised:
-        sparkdl.TorchDistributor(1, local_mode=True, use_gpu=True).run(fail)
+        sparkdl.TorchDistributor(1, local_mode=True, use_gpu=True).run(lock)
     assert isinstance(raised.value, SparkConfigError)
-
-
-def fail() -> None:
-    raise KeyError("lost")
-
-
-def test_it_fails_as_pysparks_does() -> None:
-    with pytest.raises(RuntimeError, match="KeyError: 'lost'"):
-        sparkdl.TorchDistributor(use_gpu=False, observe=sparkdl.Observe(log_to_driver=False)).run(
-            fail
-        )
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -211,4 +200,4 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="function or a path, not int"):
         distributor.run(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"_thread\.lock"):
-        distributor.run(hold, threading.Lock())
+        distributor.run(train, threading.Lock())

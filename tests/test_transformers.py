@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import ConfigError, RemovedModuleError
+from sparkdl.core.options import Startup
 from tests.doubles.lazy import needs
 from tests.doubles.nodes import launch
 
@@ -151,6 +152,7 @@ def test_training_resumes_with_the_rows_that_its_checkpoint_does_not_cover(
     folder = str(tmp_path / "trainer")
     args = {"dies_at": 7, **mapped, "accumulates": 2, "folder": folder}
     options: dict[str, Any] = {"max_restarts": 1, "checkpoint_dir": str(tmp_path / "checkpoints")}
+    options["startup"] = Startup(preload=["transformers.trainer"])  # once, for both generations
     with launch(train, args, framework="torch", **options) as cluster:
         cluster.feed(rows(), epochs=3, shuffle="global")
         results = cluster.results(_SOON_S)
