@@ -197,7 +197,8 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
         weight = (tf.cast(rows[_WEIGHT], tf.float32),) if _WEIGHT in rows else ()
         return (*arranged(model, rows), *weight)
 
-    return batches.map(arrange)
+    # Plain Python: AutoGraph would warn that it cannot transform what `arrange` calls.
+    return batches.map(tf.autograph.experimental.do_not_convert(arrange))
 
 
 @dataclass(frozen=True)
