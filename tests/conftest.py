@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 
+from sparkdl.core import imports
 from tests.doubles import sessions
 from tests.doubles.leaks import DEADLINE_S, RUN_VARIABLE, Police
 from tests.doubles.sessions import SparkSessions
@@ -84,7 +85,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load Hypothesis' profile before test modules are imported, and let Ctrl-C arrive."""
+    """Load Hypothesis' profile before test modules are imported, and let Ctrl-C arrive.
+
+    TensorFlow is imported here as in nodes, without half of what it would import: each worker does.
+    """
+    sys.meta_path.insert(0, imports._LaterFinder())
     settings.load_profile("deep" if config.getoption("deep") else "quick")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts what it runs in the background so, and children would inherit it: those
