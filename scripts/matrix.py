@@ -5,7 +5,7 @@
     python -m scripts.matrix --table         what the last runs of all rows found
 
 Each row has a virtual environment in `build/matrix`, which is kept, and `build/matrix/<row>.log`.
-A row whose Python is not there is left out. `docs/compatibility.md` holds the table.
+A row whose Python is not there is left out. `docs/deployment.md` holds the table.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=_doctor)
     parser.description = (
         "Checks the driver and the executors as a launch would, and says what to change. See "
-        f"{docs_page('doctor')}. The status is 0 if a launch would work, 1 if there are problems, "
-        "2 if the command line is wrong."
+        f"{docs_page('deployment', 'sparkdl-doctor')}. The status is 0 if a launch would work, 1 "
+        "if there are problems, 2 if the command line is wrong."
     )
     add = parser.add_argument
     add("--master", help="Spark's master URL; without it, only this machine is checked")

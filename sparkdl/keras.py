@@ -1,4 +1,4 @@
-"""Checkpoints of Keras trainings. See docs/checkpoints.md.
+"""Checkpoints of Keras trainings. See docs/recovery.md.
 
 Runs in: child
 """

@@ -3,7 +3,7 @@
 Runs in: child
 
 For `lightning` and for `pytorch_lightning`: whichever the program has imported. See
-docs/lightning.md.
+docs/pytorch.md.
 """
 
 from __future__ import annotations

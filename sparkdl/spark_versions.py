@@ -2,7 +2,7 @@
 
 Runs in: driver, feeder
 
-Each function here behaves on all of them as on the newest. `docs/compatibility.md` lists the
+Each function here behaves on all of them as on the newest. `docs/deployment.md` lists the
 features that are slower or missing on older versions.
 """
 

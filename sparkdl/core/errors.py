@@ -201,7 +201,7 @@ class NodeLostError(NodeFailedError):
 def page_of(kind: type[SparkdlError]) -> str:
     """Return the link to the section of an error, or of its nearest base that has one."""
     ours = next(each for each in kind.__mro__ if each.__module__ == __name__)
-    return docs_page("errors", "" if ours is SparkdlError else ours.__name__.lower())
+    return docs_page("troubleshooting", "" if ours is SparkdlError else ours.__name__.lower())
 
 
 def in_words(error: BaseException) -> str:

@@ -102,7 +102,7 @@ _HOROVOD = {
         "tensorflow.gradient_aggregation tensorflow.gradient_aggregation_eager"
     ),
     "Horovod's own trace: use torch.profiler, or TensorFlow's or JAX's profiler, in the training "
-    f"function ({docs_page('profiling')})": (
+    f"function ({docs_page('observing')})": (
         "keras.start_timeline keras.stop_timeline tensorflow.start_timeline "
         "tensorflow.stop_timeline torch.start_timeline torch.stop_timeline"
     ),

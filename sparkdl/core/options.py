@@ -29,7 +29,7 @@ class Roles:
             to be a chief.
         evaluator: whether one of the nodes is an evaluator.
         coordinator: whether only the chief runs `map_fun`, on servers that ps and workers run,
-            see docs/parameter-servers.md; by default with TensorFlow and `ps`. `False` runs
+            see docs/tensorflow.md; by default with TensorFlow and `ps`. `False` runs
             `map_fun` on all nodes.
         ps_on_driver: run the parameter servers on the driver's machine, without slots of Spark.
         independent_models: whether nodes that train on shares of the same rows and exchange nothing

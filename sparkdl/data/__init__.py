@@ -5,7 +5,7 @@ Runs in: driver, feeder
     sparkdl.data.read_tfrecords(spark, "s3://bucket/train")
     sparkdl.data.write_tfrecords(df, "s3://bucket/copy")
 
-`docs/tfrecords.md` has the table of types.
+`docs/data.md` has the table of types.
 """
 
 from sparkdl.data.files import read_tfrecords, write_tfrecords

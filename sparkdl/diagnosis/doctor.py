@@ -121,7 +121,7 @@ def doctor(
     tls: bool | None = None,
     limit_s: float = LIMIT_S,
 ) -> Report:
-    """Check the driver and executors as a launch would; docs/doctor.md lists the checks.
+    """Check the driver and executors as a launch would; docs/deployment.md lists the checks.
 
     Every check has a time limit: an executor that does not answer is a finding.
 

@@ -152,7 +152,7 @@ class Cluster:
                 gives the choice and the reason. With `nodes` they also read other storages, and it
                 is an error if the rows might differ. With `spark` Spark reads.
             shuffle: `"global"` redistributes all rows over all nodes in each epoch, in blocks;
-                `ctx.batches(shuffle=True)` mixes the rows within them. See docs/overview.md.
+                `ctx.batches(shuffle=True)` mixes the rows within them. See docs/guide.md.
 
         Raises:
             ConfigError: if the cluster is not to be fed, or `data` cannot be or have no rows.
@@ -176,7 +176,7 @@ class Cluster:
         trigger: str | Mapping[str, Any] | None = None,
         query_name: str | None = None,
     ) -> StreamingQuery:
-        """Stream a streaming DataFrame into the training; returns at once. See docs/streaming.md.
+        """Stream a streaming DataFrame into the training; returns at once. See docs/data.md.
 
         Each micro-batch is an epoch, so nodes loop `while ctx.has_epoch()`. The query stops when a
         node has called `terminate()`, all have returned or one has failed.

@@ -88,9 +88,9 @@ def launch(  # noqa: PLR0913 (one question, one name)
         framework: `tensorflow`, `torch`, `jax`, or `plain` for none.
         num_gpus: GPUs for each node that trains, or a dict of them by role: `{"evaluator": 1}`. By
             default the GPUs that Spark assigned, or else one if the host has any; 0 for none. See
-            docs/gpus.md.
+            docs/deployment.md.
         max_restarts: how often all nodes restart from the last checkpoint after a failure; see
-            docs/failures.md.
+            docs/recovery.md.
         checkpoint_dir: path or URL of the folder of `ctx.checkpoint`, which all nodes reach. If
             there are checkpoints in it, the training resumes at the last one.
         executor: `local` runs the nodes as processes of this machine, without Spark.

@@ -37,7 +37,7 @@ class Observe:
 
     Attributes:
         dashboard: whether pages in a browser show it, see `Cluster.dashboard_url`; by default where
-            the extra `dashboard` is installed. See docs/dashboard.md.
+            the extra `dashboard` is installed. See docs/observing.md.
         record: folder for a record of the run, which `sparkdl dashboard FOLDER` shows again.
         tensorboard: whether TensorBoard runs beside the first node, see `Cluster.tensorboard_url`;
             the directory or URL that it shows, by default `tensorboard_<node id>` where `map_fun`
@@ -52,7 +52,7 @@ class Observe:
         on_report: called with the nodes' reports (`ctx.report`), a `Report` with `node`, `rank`,
             `step` and `metrics`. Of reports in quick succession it gets the last one, a few times a
             second. It is called on a thread that the cluster needs, so it must be quick. See
-            docs/tracking.md.
+            docs/observing.md.
         progress: progress bars; by default where the error stream is a terminal.
     """
 

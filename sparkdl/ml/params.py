@@ -200,7 +200,7 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "'accuracy', functions of output and label, metrics of torchmetrics"),
     ("shuffle", True, _bool, "Whether rows come in random order"),
     ("mode", "nodes", _one_of("nodes", "jobs"), "How to train: on a cluster of nodes, or as Spark "
-     f"jobs without nodes, see {docs_page('jobs')}"),
+     f"jobs without nodes, see {docs_page('spark-ml')}"),
 )  # fmt: skip
 
 

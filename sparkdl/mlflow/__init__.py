@@ -1,4 +1,4 @@
-"""Experiments in MLflow: `sparkdl.mlflow.autolog()`, and each training is a run. docs/tracking.md.
+"""Experiments in MLflow: `sparkdl.mlflow.autolog()`, and each training is a run. docs/observing.md.
 
 Runs in: driver
 """

@@ -92,7 +92,7 @@ class LastCheckpoint(os.PathLike[str]):
 
 
 class Checkpoints:
-    """This node's part in the checkpoints of its world; see docs/checkpoints.md."""
+    """This node's part in the checkpoints of its world; see docs/recovery.md."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class NodeContext(LegacyContext):
         world: all members, by rank.
         member: this node.
         num_gpus: GPUs assigned to this node; its process sees no others. Also 0 where GPUs are
-            not assigned, see docs/gpus.md.
+            not assigned, see docs/deployment.md.
         restarts: how often all nodes have restarted after a failure.
         executor_id, job_name, task_index, cluster_spec, …: as in TensorFlowOnSpark.
     """
@@ -241,7 +241,7 @@ class NodeContext(LegacyContext):
             x, y: columns of features and labels, see `dataset`.
             columns: without `x`, which columns.
             mesh: nodes that differ in no data axis of it get the same batches, of `batch_size` rows
-                as everywhere; each of them reads an equal share. See docs/meshes.md.
+                as everywhere; each of them reads an equal share. See docs/jax.md.
             data_axis: along which the rows differ, or several.
             options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, `steps`, see `batches`.
 
@@ -268,7 +268,7 @@ class NodeContext(LegacyContext):
     ) -> datasets.IterableDataset:
         """Return the feed's rows as a `datasets.IterableDataset`; each iteration is one epoch.
 
-        For Hugging Face's trainers that take no other, see docs/transformers.md. Accelerate does
+        For Hugging Face's trainers that take no other, see docs/pytorch.md. Accelerate does
         not shard it again. Waits for the first row, to learn the types.
 
         Args:

@@ -7,7 +7,7 @@ extra `gpu`): https://docs.nvidia.com/deploy/nvml-api/
 
 A claim is a Unix socket bound to an abstract name with the GPU's UUID in it (unix(7)). The kernel
 gives a name to a single process of the host, of any user, and frees it when that process ends, even
-by a crash. Abstract names are visible within one network namespace. See docs/gpus.md.
+by a crash. Abstract names are visible within one network namespace. See docs/deployment.md.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def share_gpus(
         # Pods have networks of their own, so one does not see the claims of another.
         if Environment.read(environ).is_pod:
             note = "no GPU: Spark assigned none to this pod's task. Ask with num_gpus, see "
-            return GpuShare(NONE.environment, note + docs_page("gpus"))
+            return GpuShare(NONE.environment, note + docs_page("deployment", "gpus"))
     try:
         with open_nvml() as nvml:
             gpus = allowed_gpus(list_gpus(nvml), visible_gpus(environ))
@@ -259,7 +259,8 @@ def _claimed_share(
     limit = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={','.join(visible)})"
     raise SparkConfigError(
         f"{_need(count, who)}: {len(gpus)} found{limit}, {free} free. {_ADVICE}, have fewer nodes "
-        f"on a host, end what computes there, or have Spark assign GPUs ({docs_page('gpus')})"
+        "on a host, end what computes there, or have Spark assign GPUs "
+        f"({docs_page('deployment', 'gpus')})"
     )
 
 

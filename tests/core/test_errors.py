@@ -62,14 +62,16 @@ def test_traceback_ends_with_where_to_read_and_the_text_is_as_it_was() -> None:
     copy = pickle.loads(pickle.dumps(error))  # noqa: TID251 (its own)
     assert str(error) == "no more rows"
     for each in (error, copy):
-        assert each.__notes__ == ["See docs/errors.md#feedclosederror"]
-    assert SparkdlError("what").__notes__ == ["See docs/errors.md"]
+        assert each.__notes__ == ["See docs/troubleshooting.md#feedclosederror"]
+    assert SparkdlError("what").__notes__ == ["See docs/troubleshooting.md"]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python prints notes from 3.11 on")
 def test_python_prints_where_to_read_once() -> None:
     told = "".join(traceback.format_exception(node_error([EARLY], "it is the end")))
-    assert told.endswith("\nNot recovered: it is the end.\nSee docs/errors.md#nodefailederror\n")
+    assert told.endswith(
+        "\nNot recovered: it is the end.\nSee docs/troubleshooting.md#nodefailederror\n"
+    )
     assert told.count("See docs/") == 1
 
 

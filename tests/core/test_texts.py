@@ -17,8 +17,8 @@ SOURCES = {path: path.read_text("utf-8") for path in (ROOT / "sparkdl").rglob("*
 
 def test_link_is_the_path_in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARKDL_DOCS_URL", raising=False)
-    assert docs_page("gpus") == "docs/gpus.md"
-    assert docs_page("gpus", "claims") == "docs/gpus.md#claims"
+    assert docs_page("deployment") == "docs/deployment.md"
+    assert docs_page("deployment", "claims") == "docs/deployment.md#claims"
 
 
 @pytest.mark.parametrize("url", ["https://docs.example.org/0.1", "https://docs.example.org/0.1/"])
@@ -26,14 +26,14 @@ def test_docs_url_makes_it_the_address_on_that_site(
     monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     monkeypatch.setenv("SPARKDL_DOCS_URL", url)
-    assert docs_page("gpus") == "https://docs.example.org/0.1/docs/gpus.html"
-    note = "See https://docs.example.org/0.1/docs/errors.html#feedtypeerror"
+    assert docs_page("deployment") == "https://docs.example.org/0.1/docs/deployment.html"
+    note = "See https://docs.example.org/0.1/docs/troubleshooting.html#feedtypeerror"
     assert FeedTypeError("a dict").__notes__ == [note]
 
 
 def test_pages_that_the_code_links_exist() -> None:
     names = {name for text in SOURCES.values() for name in re.findall(r'docs_page\("(.+?)"', text)}
-    assert "gpus" in names
+    assert "deployment" in names
     assert not [name for name in names if not (ROOT / "docs" / f"{name}.md").exists()]
 
 

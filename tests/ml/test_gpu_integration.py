@@ -40,7 +40,7 @@ def spark(
 ) -> SparkSession:
     """A session on a standalone cluster of one worker, which discovers its GPUs.
 
-    Its parameter is how much of a GPU a task has; by default none, as docs/gpus.md advises.
+    Its parameter is how much of a GPU a task has; by default none, as docs/deployment.md advises.
     """
     if import_module("torch").version.cuda is None:
         pytest.skip("this PyTorch is built without CUDA")

@@ -128,7 +128,7 @@ def test_too_few_are_refused_with_found_and_free(host: Any, share: Any) -> None:
     assert str(refused.value) == (
         f"worker:1 on host {socket.gethostname()} needs 2 of its GPUs (num_gpus=2): 3 found, 1 "
         "free. Ask for fewer (num_gpus=0 for none), have fewer nodes on a host, end what computes "
-        "there, or have Spark assign GPUs (docs/gpus.md)"
+        "there, or have Spark assign GPUs (docs/deployment.md#gpus)"
     )
     assert seen(share(1)) == [third], "what was free is free again"
 

@@ -27,7 +27,8 @@ SMALLER = {
     "setClusterSize(4)": "setClusterSize(2)",
     "setEpochs(10)": "setEpochs(2)",
     "epochs=20,": "epochs=2,",
-    "trials=50": "trials=8",
+    '"trials": 50': '"trials": 8',
+    "epochs=50)": "epochs=4)",
     "trials=10": "trials=2",
     "every_steps=500": "every_steps=4",
     "% 500 == 0": "% 4 == 0",
@@ -35,7 +36,7 @@ SMALLER = {
     '"http://mlflow.example:5000"': '"sqlite:///runs.db"',
 }
 """What the run replaces, so that it needs a laptop and not a cluster."""
-AS_LARGE_AS_IT_SAYS = ("meshes.md", "parameter-servers.md")
+AS_LARGE_AS_IT_SAYS = ("jax.md", "tensorflow.md")
 """Pages whose clusters cannot be smaller."""
 PLACES = (
     *("hdfs:///", "hdfs://namenode/", "s3://bucket/"),
@@ -44,25 +45,20 @@ PLACES = (
 """Beginnings of paths on a page, which become folders of the run."""
 
 NEEDS = {
-    "README.md": ("tensorflow",),
-    "checkpoints.md": ("jax", "tensorflow", "torch"),
-    "doctor.md": ("torch",),
-    "failures.md": ("sklearn", "tensorflow"),
+    "README.md": ("torch",),
+    "data.md": ("tensorflow",),
+    "deployment.md": ("torch",),
+    "guide.md": ("tensorflow",),
     "horovod.md": ("keras", "tensorflow", "torch"),
-    "jax.md": ("jax", "keras"),
-    "jobs.md": ("keras",),
-    "lightning.md": ("lightning",),
-    "meshes.md": ("jax", "torch"),
+    "jax.md": ("jax", "keras", "torch"),
     "migrating.md": ("tensorflow", "torch"),
-    "overview.md": ("tensorflow",),
-    "profiling.md": ("torch",),
-    "pytorch.md": ("torch",),
-    "spark-ml.md": ("keras", "tensorflow", "torch", "lightning"),
-    "streaming.md": ("tensorflow",),
-    "tracking.md": ("mlflow", "sqlalchemy", "tensorboard", "tensorflow", "torch"),
-    "tuning.md": ("optuna", "tensorflow", "torch"),
-    "transformers.md": ("torch", "transformers"),
-    "tutorial.md": ("sklearn", "tensorflow"),
+    "observing.md": ("mlflow", "sqlalchemy", "tensorboard", "tensorflow", "torch"),
+    "pytorch.md": ("lightning", "torch", "transformers"),
+    "recovery.md": ("jax", "tensorflow", "torch"),
+    "scoring.md": ("tensorflow", "torch"),
+    "spark-ml.md": ("keras", "lightning", "optuna", "tensorflow", "torch"),
+    "tensorflow.md": ("tensorflow",),
+    "tutorial.md": ("sklearn", "torch"),
 }
 """Libraries without which a page is skipped."""
 

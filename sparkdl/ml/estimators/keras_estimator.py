@@ -35,7 +35,7 @@ class KerasEstimator(
 
     `KerasEstimator(model, loss="mse", num_workers=2, epochs=5).fit(df)` returns a `KerasModel`.
     Every row is used once an epoch. `batch_size` is what one node sees in a step. Parameters are
-    those of the table in docs/spark-ml.md. With `mode="jobs"` there are no nodes: see docs/jobs.md.
+    those of the table in docs/spark-ml.md. With `mode="jobs"` there are no nodes.
 
     Args:
         model: a Keras model with known inputs, or a function without arguments that makes one.

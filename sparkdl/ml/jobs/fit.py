@@ -2,7 +2,7 @@
 
 The way of BigDL (https://arxiv.org/abs/1804.05839): weights are broadcast, each partition's task
 computes the gradient of its part of the mini-batch, Spark adds them up, the driver takes the step.
-See docs/jobs.md. `KerasEstimator(mode="jobs")` is the face.
+See docs/spark-ml.md. `KerasEstimator(mode="jobs")` is the face.
 
 ```text
  driver   state ──broadcast──▶ tasks ──gradients──▶ groups ──sums──▶ driver: one update

@@ -6,6 +6,8 @@ from pathlib import Path
 from sparkdl.node.context import current
 
 # block: PyTorch
+# block: Lightning
+# block: Hugging Face
 
 
 def train(learning_rate, epochs):

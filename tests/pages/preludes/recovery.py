@@ -1,16 +1,12 @@
 """The models of the page's loops, which fail once: each goes on from its last checkpoint."""
 
-import argparse
 import tempfile
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 import tensorflow as tf
-import torch
-from torch.utils.data import DataLoader
 
 from sparkdl.node.context import current
 
@@ -25,11 +21,9 @@ def fail_once():
 
 
 def resumes(train, framework):
-    args = argparse.Namespace(epochs=EPOCHS)
     with sparkdl.launch(
         spark,
         train,
-        args,
         nodes=2,
         framework=framework,
         checkpoint_dir=f"{tempfile.mkdtemp()}/run",
@@ -40,7 +34,14 @@ def resumes(train, framework):
     assert 0 < fed.rows_covered < fed.rows_used, fed
 
 
-# block: Checkpoints
+# block: Recovery: failures, checkpoints, replay
+assert report.rows_used == 60_000, report
+assert 0 < report.rows_covered < 60_000, report
+
+# block: Keras
+with sparkdl.launch(spark, train, nodes=2, checkpoint_dir=f"{tempfile.mkdtemp()}/keras") as cluster:
+    cluster.feed(df.limit(1000), epochs=3)
+
 df = spark.range(ROWS, numPartitions=4).selectExpr(
     "array_repeat(cast(id / 1024 as float), 64) as image", "id % 10 as label"
 )
@@ -62,23 +63,8 @@ def train_step(model, optimizer, x, y):
     fail_once()
 
 
-# block: TensorFlow
+# block: TensorFlow and JAX loops
 resumes(train, "tensorflow")
-
-
-def build_model():
-    return torch.nn.Linear(64, 10)
-
-
-def train_step(model, optimizer, x, y):
-    optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
-    fail_once()
-
-
-# block: PyTorch
-resumes(train, "torch")
 
 
 def initial_state():
@@ -100,5 +86,5 @@ def train_step(state, x, y, weight):
     return descend(state, x, y, weight)
 
 
-# block: JAX
+# block: TensorFlow and JAX loops
 resumes(train, "jax")

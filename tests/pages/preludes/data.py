@@ -18,5 +18,5 @@ def stop_after_rows():
 
 threading.Thread(target=stop_after_rows, daemon=True).start()
 
-# block: Training on a stream
+# block: Train on a stream
 assert Path("/models/online.keras").exists()

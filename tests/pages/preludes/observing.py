@@ -1,10 +1,26 @@
-"""An estimator, its run, a function that reports, and what TensorBoard has been written."""
+"""A cluster in a cell, an estimator and its run, reports for TensorBoard, and a trace."""
 
 import os
+from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+
+
+def read_all(args, ctx):
+    while ctx.has_epoch():
+        for _ in ctx.batches(64):
+            pass
+
+
+train = read_all
+
+# block: In a notebook
+assert feeding.result().rows_used == 6400
+cluster.shutdown()
+
+# block: Logs
 df = df.selectExpr("image as features", "label")
 
 
@@ -22,11 +38,11 @@ assert run.data.metrics["loss"] == model.history["loss"][-1]
 sparkdl.mlflow.autolog(disable=True)
 
 
-def map_fun(args, ctx):
+def train(args, ctx):
     ctx.report(7, loss=0.25 + ctx.rank)
 
 
-# block: TensorBoard
+# block: Weights & Biases, TensorBoard
 cluster.results()
 cluster.shutdown()
 writer.close()
@@ -36,3 +52,9 @@ for name in events.Tags()["scalars"]:
     (event,) = events.Scalars(name)
     assert (event.step, event.value) in {(7, 0.25), (7, 1.25)}
 assert len(events.Tags()["scalars"]) == 2
+df = df.withColumn("image", df.features)
+
+# block: Profiles
+with sparkdl.launch(spark, train, framework="torch") as cluster:
+    cluster.feed(df)
+assert [*Path("/mnt/shared/profile").glob("rank0.*.pt.trace.json")]

@@ -1,3 +1,0 @@
-"""The function of the notebook."""
-
-train_fn = train
