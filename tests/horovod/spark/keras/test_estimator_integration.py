@@ -150,7 +150,10 @@ def test_what_cannot_work_is_refused_before_anything_starts(spark_ml: SparkSessi
             {"checkpoint_callback": print},
             "checkpoint_callback=.* is not supported: .*EarlyStopping",
         ),
-        ({"callbacks": [warmup]}, "LearningRateWarmupCallback, which works in horovod.spark.run"),
+        (
+            {"callbacks": [warmup]},
+            "LearningRateWarmupCallback, which works only in horovod.spark.run",
+        ),
     ]
     for options, text in cases:
         with pytest.raises(ConfigError, match=text):
