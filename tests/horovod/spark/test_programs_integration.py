@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.linalg import Vectors
 from pyspark.sql.functions import udf
@@ -33,7 +34,7 @@ def images(spark: SparkSession) -> DataFrame:
         places = sorted({label * 5, *map(int, draws.integers(0, 16, 2))})
         values = [1.0 if place == label * 5 else 0.2 for place in places]
         rows.append((float(label), Vectors.sparse(16, places, values), number % 5 // 4))
-    return spark.createDataFrame(rows, ["label", "features", "is_val"])
+    return spark.createDataFrame(rows, ["label", "features", "is_val"]).coalesce(2)
 
 
 def backend(num_proc: int) -> SparkBackend:
@@ -55,7 +56,9 @@ def accuracy(scored: DataFrame) -> float:
 
 
 @pytest.mark.torch
-def test_pytorch_program_with_a_lambda_as_loss(spark_ml: SparkSession, tmp_path: Path) -> None:
+def test_pytorch_program_of_two_labels_with_a_lambda_as_loss(
+    spark_ml: SparkSession, tmp_path: Path
+) -> None:
     import torch
     from torch import optim
 
@@ -70,9 +73,10 @@ def test_pytorch_program_with_a_lambda_as_loss(spark_ml: SparkSession, tmp_path:
             self.conv = nn.Conv2d(1, 4, kernel_size=2)
             self.last = nn.Linear(36, 3)
 
-        def forward(self, features: Any) -> Any:
+        def forward(self, features: Any, label: Any) -> Any:
             x = functional.relu(self.conv(features.float()))
-            return functional.log_softmax(self.last(x.view(-1, 36)), -1)
+            scores = functional.log_softmax(self.last(x.view(-1, 36)), -1)
+            return scores, torch.stack([label, label + 1], 1)
 
     model = Net()
     loss = nn.NLLLoss()
@@ -81,24 +85,32 @@ def test_pytorch_program_with_a_lambda_as_loss(spark_ml: SparkSession, tmp_path:
         store=Store.create(str(tmp_path)),
         model=model,
         optimizer=optim.SGD(model.parameters(), lr=0.1, momentum=0.5),
-        loss=lambda input, target: loss(input, target.long()),
-        input_shapes=[[-1, 1, 4, 4]],
-        feature_cols=["features"],
-        label_cols=["label"],
+        loss=[lambda input, target: loss(input, target.long()), nn.L1Loss()],
+        input_shapes=[[-1, 1, 4, 4], [-1]],
+        feature_cols=["features", "label"],
+        label_cols=["label", "pair"],
         batch_size=16,
-        epochs=10,
+        epochs=6,
         validation="is_val",
-        metrics=[[lambda input, target: loss(input, target.long())]],
+        transformation_fn=lambda rows: rows.assign(pair=[np.array([x, x]) for x in rows["label"]]),
+        metrics=[[lambda input, target: loss(input, target.long()), nn.L1Loss()]],
         backward_passes_per_step=1,
         verbose=1,
     )
-    torch_model = torch_estimator.fit(frame).setOutputCols(["label_prob"])
-    assert accuracy(torch_model.transform(frame)) > 0.9
+    Pipeline(stages=[torch_estimator]).write().save(f"{tmp_path}/estimator")
+    loaded: Any = Pipeline.load(f"{tmp_path}/estimator").getStages()[0]
+    torch_model = loaded.setBackend(backend(2)).fit(frame).setOutputCols(["label_prob", "next"])
+    PipelineModel([torch_model]).write().save(f"{tmp_path}/model")
+    scored = PipelineModel.load(f"{tmp_path}/model").transform(frame)
+    assert accuracy(scored) > 0.9
+    assert all(list(row.next) == [row.label, row.label + 1] for row in scored.collect())
     last = torch_model.getHistory()[-1]
-    assert last["epoch"] == 9
+    assert last["epoch"] == 5
     (metrics,) = last["validation"]["all_metrics"]
-    assert metrics["group_0_label"] == pytest.approx(last["validation"]["loss"], rel=1e-4)
-    assert last["validation"]["loss"] < 1
+    assert metrics["group_0_pair"] == pytest.approx(0.5)
+    sums = sum(metrics.values())
+    assert sums / 2 == pytest.approx(last["validation"]["loss"], rel=1e-4)
+    assert metrics["group_0_label"] < 1
 
 
 @pytest.mark.deep

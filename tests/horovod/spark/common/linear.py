@@ -19,7 +19,7 @@ def rows_of(spark: SparkSession) -> DataFrame:
     rows = [
         (Vectors.dense(v), float(v @ WEIGHTS), i % 3, 1.0, int(i % 5 == 0)) for i, v in enumerate(x)
     ]
-    frame = spark.createDataFrame(rows, ["x", "y", "n", "w", "is_val"])
+    frame = spark.createDataFrame(rows, ["x", "y", "n", "w", "is_val"]).coalesce(2)
     return frame.selectExpr("x", "cast(y as float) y", "cast(n as int) n", "w", "is_val")
 
 
