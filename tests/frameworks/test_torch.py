@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 
 import psutil
@@ -84,6 +85,24 @@ def test_nodes_that_do_not_train_are_not_counted() -> None:
     assert _environment(world, 2) == {}
     assert _environment(world, 1)["WORLD_SIZE"] == "2"
     assert _environment(world, 1)["LOCAL_WORLD_SIZE"] == "2"
+
+
+@pytest.mark.torch
+def test_nodes_of_one_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    counts: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    monkeypatch.setattr(atexit, "register", print)
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda process: list(range(8)))
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    world = _world("a", "a", "b")
+    Torch().before_map_fun(world, world.members[0])
+    Torch().before_map_fun(world, world.members[2])  # which has its host to itself
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    Torch().before_map_fun(world, world.members[0])
+    assert counts == [4], "the user's own number is left alone"
 
 
 def test_missing_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
