@@ -102,27 +102,6 @@ def test_killed_process_costs_what_came_after_the_last_commit(tmp_path: Path) ->
         assert mine["type"].__name__ == "TorchState", "results may be anything"
 
 
-def place() -> tuple[Any, ...]:
-    import sparkdl.horovod.torch as hvd
-
-    hvd.init()
-    state = hvd.elastic.ObjectState(value=hvd.rank())
-    state.value = [hvd.rank() + 1]
-    state.commit()
-    state.value.append(7)
-    state.restore()
-    state.sync()
-    local = (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
-    return os.environ["PLACE"], state.value, local
-
-
-@pytest.mark.deep
-def test_processes_with_gpus_of_their_own_count_as_hosts() -> None:
-    env = {"PLACE": "here", "CUDA_VISIBLE_DEVICES": "0"}
-    results = run(place, num_proc=2, env=env, extra_mpi_args="-x", verbose=0, **LOCAL)
-    assert results == [("here", [1], (0, 1, rank, 2)) for rank in range(2)]
-
-
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
@@ -139,4 +118,4 @@ def test_what_cannot_run_is_refused(
 ) -> None:
     monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "soon")
     with pytest.raises(ConfigError, match=why):
-        run(place, **{"num_proc": 2, **LOCAL, **wrong})
+        run(print, **{"num_proc": 2, **LOCAL, **wrong})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,3 +61,15 @@ def test_variables_say_the_place_among_several_hosts(rank: int, local: str, cros
         each: f"{found[f'HOROVOD_{each}RANK']} of {found[f'HOROVOD_{each}SIZE']}" for each in wanted
     }
     assert told == wanted
+
+
+def test_processes_with_gpus_of_their_own_count_as_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = SimpleNamespace(host="a")
+    ctx: Any = SimpleNamespace(
+        rank=1, member=trainer, world=SimpleNamespace(trainers=[trainer] * 2)
+    )
+    ctx.all_gather = lambda mine: [mine.replace("rank 1", "rank 0"), mine]
+    for gpus, place in (("0", (0, [1], [0, 1])), ("0,1", (1, [0, 1], [1]))):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+        seat = HostPlacement.of(ctx)
+        assert (seat.local_rank, seat.on_host, seat.across) == place
