@@ -1,43 +1,44 @@
-"""`HorovodRunner` of Databricks: where its processes run, what it returns, what it prints."""
+"""`HorovodRunner` of Databricks, which is `horovod.run` here and `horovod.spark.run` on Spark."""
 
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.keras.callbacks import Log
+from sparkdl.horovod.spark import run, run_elastic
 from sparkdl.node.error_lines import MARK, unmarked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def train(base: int) -> dict[str, Any]:
+def place(base: int) -> tuple[int, int, int]:
     import sys
 
-    import torch
-
-    import sparkdl.horovod.torch as hvd
     from sparkdl.horovod import log_to_driver
+    from sparkdl.horovod.spark.task import get_available_devices
+    from sparkdl.node.context import current
 
-    hvd.init()
-    total = hvd.allreduce(torch.tensor([base + hvd.rank()]), op=hvd.Sum)
-    print("said on", hvd.rank())
+    assert isinstance(get_available_devices(), list)
+    ctx = current()
+    assert ctx is not None
+    print("said on", ctx.rank)
     print("an error line", file=sys.stderr)
-    log_to_driver(f"first of {hvd.rank()}\nsecond")
-    return {"rank": hvd.rank(), "sum": int(total), "pid": os.getpid()}
+    log_to_driver(f"first of {ctx.rank}\nsecond")
+    return ctx.rank, base + ctx.num_workers, os.getpid()
 
 
 def test_processes_of_this_machine_print_all_and_the_first_ones_value_is_returned(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    found = sparkdl.HorovodRunner(np=-2).run(train, base=5)
-    assert (found["rank"], found["sum"]) == (0, 11)
-    assert found["pid"] != os.getpid()
+    rank, found, pid = sparkdl.HorovodRunner(np=-2).run(place, base=5)
+    assert (rank, found) == (0, 7)
+    assert pid != os.getpid()
     out, err = capfd.readouterr()
     for rank in (0, 1):
         assert f"[{rank}]<stdout>:said on {rank}\n" in out
@@ -51,7 +52,7 @@ def test_processes_on_spark_print_messages_alone_unless_all_is_asked_for(
     spark_local: SparkSession, capfd: pytest.CaptureFixture[str], verbosity: Any
 ) -> None:
     runner = sparkdl.HorovodRunner(np=2, driver_log_verbosity=verbosity)
-    assert runner.run(train, base=1)["sum"] == 3
+    assert runner.run(place, base=5)[:2] == (0, 7)
     out, err = capfd.readouterr()
     lines = [line for line in out.splitlines() if "said" in line or "of" in line or "sec" in line]
     if verbosity == "all":
@@ -62,23 +63,29 @@ def test_processes_on_spark_print_messages_alone_unless_all_is_asked_for(
         assert "error line" not in out + err
 
 
-def test_log_callback_sends_epochs_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
-    import numpy as np
-    import tensorflow as tf
+def test_too_few_slots_are_an_error_before_the_start(spark_local: SparkSession) -> None:
+    with pytest.raises(ConfigError, match="99 nodes need 99 task slots"):
+        run(print, num_proc=99, verbose=0)
 
-    hvd: Any = import_module("sparkdl.horovod.tensorflow.keras")
-    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
-    model.compile(loss="mse", optimizer="sgd")
-    callback = hvd.LogCallback
-    for per_batch, lines in ((False, 4), (True, 8)):
-        rows = np.ones((4, 2), np.float32)
-        model.fit(rows, rows, 2, epochs=2, verbose=0, callbacks=[callback(per_batch_log=per_batch)])
+
+def test_run_without_a_session_says_so() -> None:
+    with pytest.raises(ConfigError, match="no active SparkSession"):
+        run_elastic(print, num_proc=2)
+
+
+def test_log_callback_sends_epochs_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    for per_batch, lines in ((False, 2), (True, 3)):
+        callback = Log(per_batch_log=per_batch)
+        callback.on_epoch_begin(0)
+        callback.on_batch_end(0, {"loss": 0.5})
+        callback.on_epoch_end(0, {"loss": 0.25, "mae": 1})
         said = capsys.readouterr().out.splitlines()
         assert len(said) == lines
         assert all(line.startswith(MARK) for line in said)
         assert unmarked(said[0]) == "Epoch 0 begins"
-        assert unmarked(said[-1]).startswith("Epoch 1 ended after 0.")
-        assert "loss=" in said[-1]
+        assert unmarked(said[-1]).startswith("Epoch 0 ended after 0.")
+        assert unmarked(said[-1]).endswith("loss=0.25, mae=1")
+    assert unmarked(said[1]) == "Batch 0: loss=0.5"
 
 
 @pytest.mark.parametrize(
