@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from importlib import import_module
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
+from sparkdl.core.exchange import mark_collective_used
 from sparkdl.core.options import Roles
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.world import Address, build_world
 from sparkdl.driver.options import LogLine, Observe
 from sparkdl.frameworks.framework import advice_about
+from sparkdl.frameworks.independent_models import IndependentModelCheck
 from sparkdl.node.context import NodeContext
+from sparkdl.node.link import AgentLink
 from tests.doubles.nodes import launch
 
 ROWS = pa.table({"x": pa.array(range(64), pa.float32()), "y": pa.array(range(64), pa.float32())})
 WARNING = "they train separate models, each on its share"
 
 
-def train(how: str, ctx: NodeContext) -> int:
-    """Train two epochs, each node for itself unless `how` says otherwise; return the steps."""
+def train(args: None, ctx: NodeContext) -> int:
+    """Train two epochs, each node for itself; return the steps."""
     import torch
 
-    model: Any = torch.nn.Linear(1, 1)
-    if how == "ddp":
-        torch.distributed.init_process_group("gloo")
-        model = torch.nn.parallel.DistributedDataParallel(model)
+    model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 1e-5)
     steps = 0
     for _ in range(2):
@@ -36,61 +40,69 @@ def train(how: str, ctx: NodeContext) -> int:
             loss.backward()
             optimizer.step()
             steps += 1
-        if how == "averages":
-            ctx.all_gather(float(loss))
-    if how == "ddp":
-        torch.distributed.destroy_process_group()
     return steps
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("how", "options", "is_warned"),
-    [
-        ("alone", {}, True),
-        ("alone", {"roles": Roles(independent_models=True)}, False),
-        ("ddp", {}, False),
-        pytest.param("averages", {}, False, marks=pytest.mark.deep),
-    ],
-)
-def test_each_node_of_a_loop_that_exchanges_nothing_warns_once(
-    how: str, options: dict[str, Any], is_warned: bool
-) -> None:
+def test_each_node_of_a_loop_that_exchanges_nothing_warns_once() -> None:
     lines: list[LogLine] = []
-    observe = Observe(on_log=lines.append)
-    with launch(train, how, framework="torch", observe=observe, **options) as cluster:
+    with launch(train, framework="torch", observe=Observe(on_log=lines.append)) as cluster:
         cluster.feed(ROWS, epochs=2)
         assert cluster.results(60) == [8, 8]
     warned = [line.node for line in lines if WARNING in line.text]
-    assert sorted(warned) == ["worker:0", "worker:1"] * is_warned
+    assert sorted(warned) == ["worker:0", "worker:1"]
 
 
-def fit(how: str, ctx: NodeContext) -> int:
-    """Fit a model outside of a strategy, or within its scope; return the epochs."""
-    import contextlib
+@pytest.mark.torch
+@pytest.mark.parametrize(("size", "is_warned"), [(1, True), (2, False)])
+def test_loop_in_a_process_group_of_several_is_not_warned_of(
+    caplog: pytest.LogCaptureFixture, size: int, is_warned: bool
+) -> None:
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    import keras
-    import tensorflow as tf
+    watch = IndependentModelCheck("torch", 2)
+    # The others are not there.
+    distributed.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+    watch.look()
+    watch.epoch_over("input")
+    distributed.destroy_process_group()
+    for _ in range(2):
+        watch.look()
+    assert caplog.text.count(WARNING) == is_warned
 
-    strategy = None if how == "alone" else tf.distribute.MultiWorkerMirroredStrategy()
-    with strategy.scope() if strategy and how == "together" else contextlib.nullcontext():
-        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    data = ctx.dataset(8, x="x", y="y")
-    return len(model.fit(data, epochs=1, verbose=0).history["loss"])
+
+@pytest.mark.torch
+def test_exchange_after_an_epoch_is_soon_enough(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import_module("torch")
+    watch = IndependentModelCheck("torch", 2)
+    watch.epoch_over("input")
+    monkeypatch.setattr("sparkdl.core.exchange._is_used", Event())
+    mark_collective_used()
+    watch.look()
+    assert WARNING not in caplog.text
 
 
-@pytest.mark.tensorflow
 @pytest.mark.parametrize(
-    "how", ["alone", pytest.param("outside of the scope", marks=pytest.mark.deep)]
+    ("nodes", "roles", "node", "is_watched"),
+    [
+        (2, Roles(), 1, True),
+        (2, Roles(independent_models=True), 1, False),
+        (1, Roles(), 0, False),
+        (3, Roles(chief="chief", evaluator=True), 1, False),
+    ],
 )
-def test_fit_on_several_nodes_without_a_strategy_is_an_error(how: str) -> None:
-    with (
-        pytest.raises(NodeFailedError, match="fit outside of a distribution strategy"),
-        launch(fit, how, framework="tensorflow") as cluster,
-    ):
-        cluster.feed(ROWS)
-        cluster.results(60)
+def test_nodes_that_share_the_rows_of_a_training_are_watched(
+    nodes: int, roles: Roles, node: int, is_watched: bool
+) -> None:
+    planned = plan_nodes(nodes, roles)
+    world = build_world(0, {each: Address("h", each.node_id, "") for each in planned})
+    spec = ClusterSpec("c", tuple(planned), independent_models=roles.independent_models)
+    start: Any = SimpleNamespace(spec=spec, world=world, node_id=node)
+    found = AgentLink._watch_training(None, start)  # type: ignore[arg-type]
+    assert isinstance(found, IndependentModelCheck) == is_watched
 
 
 def test_code_of_another_framework_is_told_which_to_launch_with() -> None:

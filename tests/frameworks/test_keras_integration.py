@@ -232,16 +232,24 @@ def adapt(args: None, ctx: NodeContext) -> list[str]:
         except ConfigError as error:
             found.append(str(error))
     layers.Normalization(axis=None).adapt(np.arange(4.0))  # which all nodes have
+    strategy_of_workers()
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    try:
+        model.fit(rows.map(lambda x: (x, x)), verbose=0)
+    except ConfigError as error:
+        found.append(str(error))
     assert list(rows)
     return found
 
 
-def test_layers_do_not_adapt_to_the_rows_of_one_node(pair: Lab) -> None:
+def test_neither_layers_nor_models_without_a_strategy_take_the_rows_of_one_node(pair: Lab) -> None:
     pair.begin(adapt, None)
     pair.cluster.feed(tables(8, 8), 1, feed="adapting", timeout_s=SOON_S)
     for found in pair.ended("adapting"):
-        assert len(found) == 3
+        assert len(found) == 4
         assert "IntegerLookup.adapt() was given the feed of one of several nodes" in found[1]
+        assert "fit outside of a distribution strategy: 2 nodes share the rows of" in found[3]
 
 
 def test_fit_that_is_stopped_early_ends_the_feeds_it_reads(pair: Lab) -> None:
