@@ -17,9 +17,10 @@ ROWS, STEPS = 64, 4
 EPOCHS = 3  # of what is elastic
 SETTINGS: dict[str, Any] = {"epochs": 2, "shuffle": False, "verbose": 0}
 ALL: dict[str, dict[str, Any]] = {  # of DistributedOptimizer and compile
-    "adam": {},
-    "passes": {"backward_passes_per_step": 2, "average_aggregated_gradients": True},
-    "buckets": {"gradient_predivide_factor": 2.0, "groups": 2, "steps_per_execution": 2},
+    "adam": {
+        **{"backward_passes_per_step": 2, "average_aggregated_gradients": True},
+        **{"gradient_predivide_factor": 2.0, "groups": 2, "steps_per_execution": 2},
+    },
     "half": {"compression": "fp16"},
     "eagerly": {"run_eagerly": True},
 }
@@ -122,6 +123,7 @@ def trains_as_the_advanced_example(hvd: Any, folder: Path) -> dict[str, Any]:
         hvd.callbacks.MetricAverageCallback(),
         hvd.callbacks.LearningRateWarmupCallback(initial_lr=scaled, warmup_epochs=2, verbose=1),
         hvd.callbacks.LearningRateScheduleCallback(scaled, 0.1, start_epoch=2),
+        hvd.LogCallback(per_batch_log=True),
         seen.callback(),
     ]
     if rank == 0:
