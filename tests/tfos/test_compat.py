@@ -23,12 +23,6 @@ def tf() -> Any:
     return tensorflow
 
 
-def keras_3() -> Any:
-    import keras
-
-    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, use_bias=False)])
-
-
 def keras_2() -> Any:
     tf_keras = pytest.importorskip("tf_keras")
     return tf_keras.Sequential([tf_keras.layers.Dense(2, use_bias=False, input_shape=(3,))])
@@ -43,7 +37,7 @@ def two_outputs() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")  # each Keras has its own about the other's TensorFlow
-@pytest.mark.parametrize("make", [keras_3, keras_2, two_outputs])
+@pytest.mark.parametrize("make", [two_outputs, pytest.param(keras_2, marks=pytest.mark.deep)])
 def test_chief_exports_a_model_and_outputs_are_called_after_their_layers(
     tf: Any, make: Any, tmp_path: Path
 ) -> None:
