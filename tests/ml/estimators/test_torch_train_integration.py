@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
+from sparkdl.core.options import Startup
 from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.torch_train import ModuleTask, TorchTask, train
 from sparkdl.ml.scoring.torch import module_of
@@ -163,6 +164,7 @@ def test_killed_fit_has_the_rows_the_history_and_the_end_of_an_undisturbed_one(
     callbacks = partial(die_once, tmp_path / "died", 3)
     asked = task(epochs=50, saves=True, validates=True, callbacks=callbacks)
     options: dict[str, Any] = {"max_restarts": 1, "checkpoint_dir": str(tmp_path / "saved")}
+    options["startup"] = Startup(preload=["lightning.pytorch"])  # once, for both generations
     with launch(train, asked, 1, framework="torch", **options) as cluster:
         validating = cluster.feed_async(DATA, epochs=7, feed="validation")
         report = cluster.feed(DATA, epochs=7)
