@@ -63,6 +63,26 @@ def test_a_call_goes_on_in_the_next_generation_with_the_rows_that_no_checkpoint_
     assert history.coverage(0, nodes) == covered, "what an older generation says changes nothing"
 
 
+def test_a_call_that_ended_early_is_covered_once_nodes_are_beyond_it() -> None:
+    history = CallHistory("input")
+    call, other = history.add(FeedRequest("a", epochs=2)), history.add(FeedRequest("b"))
+    history.allocate_epochs(call, [0, 1])
+    history.record_shape(call, 1, {0: 10})
+    history.mark_fed(call, has_ended_early=True)
+    history.allocate_epochs(other, [0])
+    assert history.coverage(0, [{1: {0: ((0, 4),)}}]).calls == 0, "they may read more of it"
+    assert history.coverage(0, [{2: {}}]).calls == 1
+
+
+def test_call_that_is_covered_behind_one_that_is_not_stays_known() -> None:
+    history = CallHistory("input")
+    first, second = history.add(FeedRequest("a")), history.add(FeedRequest("b"))
+    fed(history, first)
+    fed(history, second)
+    history.mark_covered(FeedCoverage(0, {1: {1: {}}}))
+    assert history.coverage(0, []) == FeedCoverage(0, {1: {1: {}}})
+
+
 def test_calls_before_the_one_under_way_are_fed_first_and_forgotten_once_covered() -> None:
     history = CallHistory("input")
     first, second = history.add(FeedRequest("a")), history.add(FeedRequest("b"))

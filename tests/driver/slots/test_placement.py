@@ -128,7 +128,7 @@ def test_detached_nodes_would_lose_their_executors_to_dynamic_allocation() -> No
 @pytest.mark.parametrize(
     ("executor_gpus", "task_gpus", "slots"),
     [(0, 0.0, 8), (1, 0.0, 8), (1, 1.0, 2), (4, 2.0, 4), (8, 1.0, 8), (1, 0.5, 4), (1, 0.3, 6),
-     (2, 4.0, 0)],
+     (1, 0.6, 2), (2, 4.0, 0)],
 )  # fmt: skip
 def test_slots_are_as_many_as_gpus_allow(executor_gpus: int, task_gpus: float, slots: int) -> None:
     topology = Topology(YARN, (4, 4), 1, False, executor_gpus, task_gpus)

@@ -355,3 +355,10 @@ def test_jax_batches_count_what_they_have_put_out() -> None:
 def test_position_of_a_feed_that_nobody_notes_is_an_error() -> None:
     with Arrivals() as it, pytest.raises(ConfigError, match="launch with checkpoint_dir"):
         it.reader.position(0)
+
+
+def test_segment_behind_a_forgotten_one_is_numbered_on() -> None:
+    rows = ConsumedRows("input", is_wanted=True)
+    assert rows.append_segment(0, 0, 10) == 0
+    rows.forget(1)
+    assert rows.append_segment(1, 1, 5) == 10

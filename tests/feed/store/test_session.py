@@ -44,3 +44,12 @@ def test_time_until_more_rows_come_does_not_count() -> None:
     assert waiting.result() == b"second"
     exchange.finish_input()
     assert list(results) == []
+
+
+def test_results_that_are_all_here_count_whatever_becomes_of_the_node() -> None:
+    exchange = Exchange("0.a")
+    exchange.expect(1)
+    exchange.finish_input()
+    exchange.add(b"only", 1)
+    exchange.fail("the node is gone")
+    assert list(exchange.results(SOON_S)) == [b"only"]
