@@ -57,6 +57,8 @@ class SparkSessions:
         self._master: str | None = None
         self._session: SparkSession | None = None
         self._daemons = ExitStack()
+        self.nodes = ExitStack()
+        """Clusters that last as long as the session."""
         self._has_cluster = False
         self._extra: Mapping[str, str] = {}
 
@@ -82,7 +84,12 @@ class SparkSessions:
         elif master == NO_WORKERS:
             url = self.start_standalone(workers=0)
         elif master == ML:
-            url, special = LOCAL, {"spark.python.daemon.module": "sparkdl.ml.daemon"}
+            url = LOCAL
+            special = {
+                "spark.python.daemon.module": "sparkdl.ml.daemon",
+                # Otherwise workers of SQL have a daemon of their own, which imports all again.
+                "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+            }
             special["spark.executorEnv.SPARKDL_PRELOAD"] = "tensorflow,torch"
         self._extra = {**special, **(extra or {})}
         self._session = self._build(url)
@@ -96,6 +103,7 @@ class SparkSessions:
         Raises:
             AssertionError: if an executor, or a process that one has started, outlives the daemons.
         """
+        self.nodes.close()
         session, self._session, self._master = self._session, None, None
         if session is not None:
             session.stop()

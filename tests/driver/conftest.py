@@ -6,8 +6,6 @@ feed of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from sparkdl.core.options import Feeding, Startup
@@ -23,12 +21,10 @@ def feed(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="package")
-def on_spark(
-    spark_sessions: SparkSessions, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Lab]:
+def on_spark(spark_sessions: SparkSessions, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """Two nodes on `spark_cluster`, of which each holds 64 KiB of a feed; the rest has to wait."""
     spark_sessions.get(CLUSTER)
     feeding = Feeding(timeout_s=60.0, memory_nbytes=1 << 16, disk_nbytes=0)
     folder, startup = tmp_path_factory.mktemp("lab"), Startup(placement="detached")
-    with lab(folder, "plain", 2, executor="spark", feeding=feeding, startup=startup) as made:
-        yield made
+    made = lab(folder, "plain", 2, executor="spark", feeding=feeding, startup=startup)
+    return spark_sessions.nodes.enter_context(made)

@@ -46,6 +46,7 @@ def estimator(**options: Any) -> Any:
     return KerasEstimator(**settings(**given))
 
 
+@pytest.mark.deep  # that of PyTorch is the proof of the processes; KerasEstimator's, of the fit
 def test_loaded_pipeline_fits_two_outputs_to_transformed_rows_of_parquet_files(
     spark_ml: SparkSession, tmp_path: Path
 ) -> None:
