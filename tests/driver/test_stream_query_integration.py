@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +13,11 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import sparkdl
+from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
-from tests.doubles.gates import Gate
-from tests.doubles.labs import Lab
-from tests.doubles.meetings import parts
+from tests.doubles.meetings import Meetings, meet, parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,53 +54,82 @@ class Files:
         return reader.parquet(str(self._folder))
 
 
-def read(args: dict[str, Any], ctx: NodeContext) -> list[list[int]]:
-    """Return the rows of each step of all epochs; a node stands still in the large one."""
-    batches, steps = ctx.batches(4, ["x"], args["feed"], even=True), []
-    gate = args["gate"] if ctx.rank else None
-    while ctx.has_epoch(args["feed"]):
+def launch(spark: SparkSession, map_fun: Any, args: Any, **options: Any) -> sparkdl.Cluster:
+    return sparkdl.launch(spark, map_fun, args, 2, framework="plain", **options)
+
+
+def read(args: dict[str, int] | None, ctx: NodeContext) -> list[list[int]]:
+    """Return the rows of each step of all epochs; a node stands still after its first step."""
+    batches, steps = ctx.batches(4, ["x"], even=True), []
+    while ctx.has_epoch():
         for batch in batches:
             steps.append(batch["x"].tolist())
-            if gate and max(steps[-1]) >= args["large"]:
-                gate.wait()
-                gate = None
+            if args and ctx.rank and len(steps) == 1:
+                meet(args["held"])
     return steps
 
 
-def test_query_goes_on_from_its_checkpoint_and_a_micro_batch_that_a_stop_interrupts_comes_again(
-    spark_cluster: SparkSession, on_spark: Lab, feed: str, tmp_path: Path
+def test_query_goes_on_from_its_checkpoint_and_few_rows_wait_for_more(
+    spark_cluster: SparkSession, tmp_path: Path
 ) -> None:
     files, offsets = Files(spark_cluster, tmp_path), str(tmp_path / "offsets")
-    train = partial(on_spark.cluster.train_stream, feed=feed, checkpoint_location=offsets)
-    gate = Gate.at(tmp_path / "gate")
-    on_spark.begin(read, {"gate": gate, "large": 4, "feed": feed})
-    for rows in (1, 3):  # the first has no row for one of the nodes
-        files.write(rows)
-    first = train(files.stream())
-    first.processAllAvailable()
-    assert first.lastProgress is not None
-    assert first.lastProgress["batchId"] == 1
-    spark_cluster.conf.set("sparkdl.of", "the user's")  # and not of a micro-batch's copy
-    assert type(spark_cluster).active().conf.get("sparkdl.of", None) == "the user's"
-    files.write(602, wide=1 << 13)
-    with gate.wait_until_reached():
+    with launch(spark_cluster, read, None) as cluster:
+        for rows in (3, 1, 20):  # the second has no row for one of the nodes
+            files.write(rows)
+        first = cluster.train_stream(files.stream(), checkpoint_location=offsets)
+        first.processAllAvailable()
+        files.write(2)
+        first.processAllAvailable()
+        assert first.lastProgress is not None
+        assert first.lastProgress["batchId"] == 3
+        spark_cluster.conf.set("sparkdl.of", "the user's")  # and not of a micro-batch's copy
+        assert type(spark_cluster).active().conf.get("sparkdl.of", None) == "the user's"
         first.stop()
         assert (first.isActive, first.exception(), first.awaitTermination(1)) == (
             False, None, True,
         )  # fmt: skip
-    again = train(files.stream(), trigger={"availableNow": True})
-    assert again.awaitTermination(SOON_S)
-    assert again.id == first.id
-    one, other = on_spark.ended(feed)
-    used = Counter(x for step in one + other for x in step)
-    assert set(used) == set(range(606))
-    assert {used[x] for x in range(4)} == {1}, "each row once"
-    assert used[4] == 2, "the large one's first part twice"
+        files.write(30)
+        again = cluster.train_stream(
+            files.stream(), checkpoint_location=offsets, trigger={"availableNow": True}
+        )
+        assert again.awaitTermination(SOON_S)
+        assert again.id == first.id
+        one, other = cluster.results(SOON_S)
+    assert len(one) == len(other)
+    assert sorted(x for step in one + other for x in step) == list(range(56)), "each row once"
 
 
-def has_enough(name: str, ctx: NodeContext) -> int:
+def test_micro_batch_that_a_stop_interrupts_comes_again_as_a_whole(
+    spark_cluster: SparkSession, tmp_path: Path
+) -> None:
+    files, offsets = Files(spark_cluster, tmp_path), str(tmp_path / "offsets")
+    files.write(3000, wide=1 << 13)
+    little = Feeding(memory_nbytes=1 << 16, disk_nbytes=0)  # feeders wait for a node
+    with (
+        Meetings() as held,
+        launch(spark_cluster, read, {"held": held.port}, feeding=little) as cluster,
+    ):
+        query = cluster.train_stream(files.stream(), checkpoint_location=offsets)
+        assert cluster._controller.wait_for(
+            lambda view: sum(count.given.rows for count in view.feeds.values()) > 8,
+            Deadline.after(SOON_S),
+        )
+        query.stop()
+        assert (query.isActive, query.exception()) == (False, None)
+        meet(held.port)
+        again = cluster.train_stream(
+            files.stream(), checkpoint_location=offsets, trigger={"availableNow": True}
+        )
+        assert again.awaitTermination(SOON_S)
+        one, other = cluster.results(SOON_S)
+    used = [x for step in one + other for x in step]
+    assert set(used) == set(range(3000))
+    assert len(used) > 3000, "its first part twice"
+
+
+def has_enough(args: None, ctx: NodeContext) -> int:
     """Read 20 rows; another reads as long as there are any."""
-    feed, rows = ctx.get_data_feed(qname_in=name), 0
+    feed, rows = ctx.get_data_feed(), 0
     while not feed.should_stop() and rows < (20 if ctx.rank else 1000):
         rows += len(feed.next_batch(5))
     if not feed.should_stop():
@@ -111,26 +138,26 @@ def has_enough(name: str, ctx: NodeContext) -> int:
 
 
 def test_query_ends_when_a_node_has_had_enough_and_what_cannot_be_is_refused(
-    spark_cluster: SparkSession, on_spark: Lab, feed: str, tmp_path: Path
+    spark_cluster: SparkSession, tmp_path: Path
 ) -> None:
-    files, train = Files(spark_cluster, tmp_path), partial(on_spark.cluster.train_stream, feed=feed)
-    on_spark.begin(has_enough, feed)
-    for wrong in (spark_cluster.range(3), parts(3)):
-        with pytest.raises(ConfigError, match="takes a streaming DataFrame"):
-            train(wrong)  # type: ignore[arg-type]
-    with pytest.raises(Exception, match=r"(?i)continuous"):  # of Spark
-        train(files.stream(), trigger={"continuous": "1 second"})
-    with pytest.raises(ConfigError, match="train_stream"):
-        on_spark.cluster.feed(files.stream(), feed=feed)
-    query = train(files.stream(), query_name="enough", trigger="0 seconds")
-    assert query.name == "enough"
-    for _ in range(8):
-        files.write(10)
-    assert query.awaitTermination(SOON_S)
-    assert query.exception() is None
-    read, enough = on_spark.ended(feed)
-    assert enough == 20
-    assert read >= 10
+    files = Files(spark_cluster, tmp_path)
+    with launch(spark_cluster, has_enough, None) as cluster:
+        for wrong in (spark_cluster.range(3), parts(3)):
+            with pytest.raises(ConfigError, match="takes a streaming DataFrame"):
+                cluster.train_stream(wrong)  # type: ignore[arg-type]
+        with pytest.raises(Exception, match=r"(?i)continuous"):  # of Spark
+            cluster.train_stream(files.stream(), trigger={"continuous": "1 second"})
+        with pytest.raises(ConfigError, match="train_stream"):
+            cluster.feed(files.stream())
+        query = cluster.train_stream(files.stream(), query_name="enough", trigger="0 seconds")
+        assert query.name == "enough"
+        for _ in range(8):
+            files.write(10)
+        assert query.awaitTermination(SOON_S)
+        assert query.exception() is None
+        read, enough = cluster.results(SOON_S)
+        assert enough == 20
+        assert read >= 10
 
 
 def test_query_ends_when_a_node_fails_and_the_cluster_raises_its_error(
@@ -144,7 +171,7 @@ def test_query_ends_when_a_node_fails_and_the_cluster_raises_its_error(
     files.write(10)
     with (
         pytest.raises(NodeFailedError, match="no such layer"),
-        sparkdl.launch(spark_cluster, fail, None, 1, framework="plain") as cluster,
+        launch(spark_cluster, fail, None) as cluster,
     ):
         query = cluster.train_stream(files.stream(), timeout_s=SOON_S)
         with suppress(StreamingQueryException):  # the query may be stopped before
