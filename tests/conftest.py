@@ -87,7 +87,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Load Hypothesis' profile before test modules are imported, and let Ctrl-C arrive.
 
-    TensorFlow is imported here as in nodes, without half of what it would import: each worker does.
+    TensorFlow is imported here as in nodes: without leaves of Keras that a test seldom reads from.
     """
     sys.meta_path.insert(0, imports._LaterFinder())
     settings.load_profile("deep" if config.getoption("deep") else "quick")

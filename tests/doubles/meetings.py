@@ -1,6 +1,6 @@
 """Nodes that train in step without a framework: they meet at every step, or the test fails.
 
-Runs in: the process of pytest; `train` and `meet` in the child
+Runs in: the process of pytest; `train`, `steps_by_epoch` and `meet` in the child
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -72,25 +73,33 @@ def train(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]]]:
         which all terminate, `pause`: epoch and step at which one node stands still until the
         meeting at `held`.
     """
-    epochs: list[list[list[int]]] = []
-    feed = args.get("feed", DEFAULT_FEED)
-    batches = ctx.batches(8, ["x"], feed, even=True, tail=args["tail"])
+    batches = ctx.batches(8, ["x"], args.get("feed", DEFAULT_FEED), even=True, tail=args["tail"])
     with socket.create_connection(("127.0.0.1", args["port"]), STEP_S) as sock:
-        for epoch in itertools.count():
-            steps, has_left = [], False
-            for step, batch in enumerate(batches):
-                weights = batch.get("sample_weight", [1] * len(batch["x"]))
-                steps.append([x for x, w in zip(batch["x"].tolist(), weights, strict=True) if w])
-                sock.sendall(b"?")
-                assert sock.recv(1), f"the other node did not come to step {step} of {epoch}"
-                if ctx.rank == 1 and [epoch, step] == args.get("pause"):
-                    meet(args["held"])
-                if [epoch, step] == args.get("stop_all"):
-                    batches.reader.terminate()
-                    has_left = True
-            if not steps and not has_left and batches.reader.peek_batch() is None:
-                return epochs
-            epochs.append(steps)
+
+        def ends(epoch: int, step: int) -> bool:
+            sock.sendall(b"?")
+            assert sock.recv(1), f"the other node did not come to step {step} of {epoch}"
+            if ctx.rank == 1 and [epoch, step] == args.get("pause"):
+                meet(args["held"])
+            return [epoch, step] == args.get("stop_all")
+
+        return steps_by_epoch(batches, ends)
+
+
+def steps_by_epoch(batches: Any, ends: Callable[[int, int], bool]) -> list[list[list[int]]]:
+    """Return the rows used in each step, by epoch; terminate where `ends(epoch, step)`."""
+    epochs: list[list[list[int]]] = []
+    for epoch in itertools.count():
+        steps, has_left = [], False
+        for step, batch in enumerate(batches):
+            weights = batch.get("sample_weight", [1] * len(batch["x"]))
+            steps.append([x for x, w in zip(batch["x"].tolist(), weights, strict=True) if w])
+            if ends(epoch, step):
+                batches.reader.terminate()
+                has_left = True
+        if not steps and not has_left and batches.reader.peek_batch() is None:
+            return epochs
+        epochs.append(steps)
     return epochs
 
 

@@ -33,7 +33,7 @@ from sparkdl.storage.parquet.source import list_files
 from tests.doubles.gates import Gate
 from tests.doubles.labs import Lab, lab
 from tests.doubles.map_funs import count_rows
-from tests.doubles.meetings import STEP_S, Meetings, meet, parts, train
+from tests.doubles.meetings import STEP_S, Meetings, meet, parts, steps_by_epoch, train
 from tests.doubles.nodes import SOON_S, launch
 
 STILL_S = 1.0
@@ -533,19 +533,8 @@ def test_terminate_of_all_ends_the_feed_and_the_cluster_is_fed_again(
 
 def alone(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]]]:
     """As `train`, but meeting nobody; `stop` is a node, an epoch and a step."""
-    epochs: list[list[list[int]]] = []
     batches = ctx.batches(8, ["x"], args["feed"], even=True)
-    for epoch in itertools.count():
-        steps, has_left = [], False
-        for step, batch in enumerate(batches):
-            steps.append(batch["x"].tolist())
-            if [ctx.rank, epoch, step] == args.get("stop"):
-                batches.reader.terminate()
-                has_left = True
-        if not steps and not has_left and batches.reader.peek_batch() is None:
-            return epochs
-        epochs.append(steps)
-    return epochs
+    return steps_by_epoch(batches, lambda *at: [ctx.rank, *at] == args.get("stop"))
 
 
 def endless() -> Iterator[dict[str, int]]:
