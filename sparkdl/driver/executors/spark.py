@@ -336,7 +336,11 @@ def _start_query(  # noqa: C901 (small functions that share one query)
         with suppress(Exception):  # of Spark, which is gone
             while query.isActive and is_wanted():
                 threading.Event().wait(_LOOK_S)
+            is_over = not is_wanted()
             query.stop()
+            if waiting and not is_over:
+                text = "Query %s: %d rows that waited for more, committed by Spark, may be unused"
+                _log.warning(text, query.id, len(waiting))
 
     writer: Any = data.writeStream.foreachBatch(take)
     if checkpoint_location is not None:
