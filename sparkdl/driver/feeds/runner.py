@@ -112,8 +112,8 @@ class FeedJob:
 
     def run(self, start: fs.StartJob) -> tuple[FedPartition, ...]:
         try:
-            if self._before is not None:
-                self._before.wait()
+            while self._before and not (self._is_cancelled or self._before.wait(_CANCEL_S)):
+                pass  # the call's timeout cancels this job, whatever holds up the one before
             with self._changed:
                 if self._is_cancelled:
                     raise FeedClosedError(f"feed {self._feed!r} was cancelled")

@@ -19,6 +19,7 @@ from sparkdl.ml.estimators.estimator import ClusterEstimator, M, launch_options
 from sparkdl.ml.estimators.training import Training
 from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
 from sparkdl.ml.persistence import Contents, packed_code, read_path, unpacked_code
+from sparkdl.ml.scoring.columns import check_types
 from sparkdl.ml.scoring.inputs import as_mapping
 from sparkdl.ml.scoring.keras_objects import as_config, from_config
 from sparkdl.ml.scoring.predict import SCORE_ROWS
@@ -96,6 +97,8 @@ class NetworkEstimator(
         return self._callbacks
 
     def _task_fields(self) -> dict[str, Any]:
+        outputs = self.getOutputMapping().values() or [self.getPredictionCol()]
+        check_types(self.getOutputTypes(), outputs)  # or the model's first transform would fail
         return {
             "columns": Columns(
                 features=self.getInputMapping() or as_mapping(self.getFeaturesCol()),
@@ -114,11 +117,6 @@ class NetworkEstimator(
         }
 
     def _training(self, map_fun: Callable[[Any, Any], Any], task: Task, **options: Any) -> Training:
-        """Return the training of a task.
-
-        Args:
-            options: further options of `sparkdl.launch`, which are not parameters.
-        """
         return Training(
             map_fun=map_fun,
             args=task,

@@ -74,7 +74,6 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
         return self._with_values(TorchModel._of(content, signature), summary)
 
     def _task(self) -> ModuleTask:
-        """Return the nodes' task, after the checks that are possible here."""
         return ModuleTask(**self._task_fields())
 
     def _task_fields(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -126,14 +126,18 @@ def mapped_outputs(
                 f"example setOutputTypes({{{missing[0]!r}: 'array<float>'}})"
             )
         kinds = [_declared(types[column]) for column in chosen.values()]
-    if unknown := [name for name in types if name not in chosen.values()]:
-        raise ConfigError(
-            f"output_types names {', '.join(map(repr, unknown))}: must name columns of the "
-            f"outputs, which are {', '.join(chosen.values())}"
-        )
+    check_types(types, chosen.values())
     schema = t.StructType(list(map(t.StructField, chosen.values(), kinds)))
     fields = zip(chosen.items(), arrow_schema(schema), strict=True)
     return schema, tuple(OutputColumn(c, name, field.type) for (name, c), field in fields)
+
+
+def check_types(types: Mapping[str, str], columns: Collection[str]) -> None:
+    if unknown := [name for name in types if name not in columns]:
+        raise ConfigError(
+            f"output_types names {', '.join(map(repr, unknown))}: must name columns of the "
+            f"outputs, which are {', '.join(columns)}"
+        )
 
 
 def class_outputs(

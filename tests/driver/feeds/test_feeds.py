@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.control.rows import DataFile, Storage
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.driver.feeds import feeds
+from sparkdl.driver.feeds.runner import FeedJob
 from sparkdl.storage.parquet.source import ParquetSource
 from tests.doubles.nodes import SOON_S
 
@@ -40,3 +42,14 @@ def test_interrupt_ends_the_wait_for_a_look_at_files() -> None:
     with pytest.raises(KeyboardInterrupt):
         feeds.Feeds._looked_up(own, "x", look, nodes=1)
     over.set()
+
+
+def test_job_that_is_cancelled_waits_no_longer_for_the_one_before_it() -> None:
+    none: Any = None
+    held = FeedJob(none, "f", None)
+    job = FeedJob(none, "f", held)
+    with ThreadPoolExecutor() as pool:
+        ran = pool.submit(job.run, none)
+        job.cancel()
+        with pytest.raises(FeedClosedError, match="'f' was cancelled"):
+            ran.result(SOON_S)

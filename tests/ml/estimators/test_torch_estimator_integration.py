@@ -144,6 +144,7 @@ def test_what_cannot_work_is_refused_at_once(make: Any, match: str) -> None:
         ({"label_col": "labels"}, "no column 'labels'.*did you mean 'label'"),
         ({"features_col": "text"}, "column 'text' is of type string, which cannot feed"),
         ({"input_shapes": {"x": [1]}}, "input_shapes names 'x': must name columns .* are features"),
+        ({"output_types": {"s": "double"}}, "output_types names 's': must name .* prediction"),
         ({"features_col": "sample_weight"}, "is called 'sample_weight'.*rename it"),
         ({"num_workers": 301}, "300 rows to train on: at least 301"),
     ],
