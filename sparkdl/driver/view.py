@@ -63,6 +63,7 @@ class PublishedState:
     failures: tuple[Failure, ...] = ()
     checkpoint: CheckpointRef | None = None
     is_over: bool = False
+    reason: str = ""
 
     def changes(self, state: states.State, now_s: float) -> Iterator[Changed | Checkpoint]:
         """Yield the changes in a state: all of it, if it is the first."""
@@ -77,8 +78,6 @@ class PublishedState:
             is_another = (self.state, self.generation) != (name, generation)
             # Places do not change within a generation, so they are sent once.
             begins = not self.state or (name == "running" and is_another)
-            world = getattr(before, "world", None)
-            cause = getattr(getattr(before, "registry", None), "history", None)
             problem = getattr(before, "problem", None)
             problems = tuple(map(_problem, sorted(failures, key=lambda failure: failure.order)))
             if problem is not None and not problems:
@@ -88,13 +87,14 @@ class PublishedState:
                 now_s,
                 name,
                 generation,
-                _locations(world) if begins else (),
+                _locations(getattr(before, "world", None)) if begins else (),
                 problems,
-                cause.cause.headline() if begins and cause and cause.cause else "",
+                self.reason if begins else "",
                 states.status_of(state),
                 is_over,
             )
             self.state, self.generation, self.failures, self.is_over = now
+            self.reason = getattr(state, "reason", self.reason)
         checkpoint = getattr(getattr(before, "registry", None), "checkpoint", None)
         if checkpoint is not None and checkpoint != self.checkpoint:
             self.checkpoint = checkpoint

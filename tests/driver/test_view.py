@@ -13,6 +13,7 @@ from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver.events import Changed, Location
+from sparkdl.driver.lifecycle.policy import History
 from sparkdl.driver.lifecycle.state import (
     Agent,
     AgentRegistry,
@@ -79,6 +80,16 @@ def test_state_is_told_once_and_all_of_it_to_who_comes_late() -> None:
     assert not told(seen, replace(RUNNING, returned=RETURNED))
     assert told(seen, stopped) == [("stopped", (), "Stopped", True)]
     assert told(PublishedState("c"), stopped) == [("stopped", locations, "Stopped", True)]
+
+
+def test_generation_that_grows_says_who_came_back_not_the_failure_before_it() -> None:
+    registry = AgentRegistry(FED, AGENTS, history=History(cause=FAILURE))
+    seen, grown = PublishedState("c"), replace(WORLD, generation=2)
+    reason = "worker:1 came back: restarting at step 5"
+    assert told(seen, Gathering(registry, 2, 0.0, reason=reason, world=WORLD))
+    (changed,) = seen.changes(replace(RUNNING, registry=registry, world=grown), 0.0)
+    assert isinstance(changed, Changed)
+    assert changed.reason == reason
 
 
 def test_cluster_that_all_agents_have_left_is_over() -> None:
