@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -26,6 +26,7 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
+from sparkdl.dashboard import sentences
 from sparkdl.driver.history import TRAINING, History
 from sparkdl.driver.history import Span as NodeSpan
 
@@ -61,24 +62,22 @@ _LEFT, _RIGHT = 84, 14
 """Pixels beside each chart: as many beside all of them, so that moments are above each other."""
 _COLORS = ("#3b8eea", "#e0823d", "#2fa36b", "#b065d6")
 _BAD, _SAVED = "#d9484f", "#74c69d"
-PHASES = {  # a phase's label here, and its color
-    "starting": ("starting", "#aeb6c2"),
-    "gathering": ("gathering", "#8d99ab"),
-    "preparing": ("preparing", "#6f7f97"),
-    TRAINING: ("working", "#3b8eea"),
-    "returned": ("returned", "#2fa36b"),
-    "failed": ("failed", _BAD),
-    "stopping": ("stopping", "#c9a227"),
-    "stopped": ("stopped", "#5d6675"),
+PHASES = {  # and their colors
+    "starting": "#aeb6c2",
+    "gathering": "#8d99ab",
+    "preparing": "#6f7f97",
+    TRAINING: "#3b8eea",
+    "returned": "#2fa36b",
+    "failed": _BAD,
+    "stopping": "#c9a227",
+    "stopped": "#5d6675",
 }
 _MAX_MARKS = 40
-"""Marks of a kind: of more, only every second, third and so on is drawn."""
+"""Checkpoints: of more, only every second, third and so on is drawn."""
 _MANY = 40
 """Nodes; of more, lanes are narrow, have no names, and show what a node does most."""
 _MAX_HEIGHT = 480
-_PLOT_CSS = """
-@media (pointer: coarse) { :host { pointer-events: none; } }
-"""
+_PLOT_CSS = "@media (pointer: coarse) { :host { pointer-events: none; } }"
 """A finger on a chart scrolls the page."""
 
 
@@ -191,7 +190,7 @@ class Chart:
             plot.line("time_s", name, source=axis.points, color=color, width=2, name=label)
             for color, (name, label) in zip(_COLORS, lines.items(), strict=False)
         ]
-        tips = [("", "$name $snap_y{0,0.[0000]}"), ("after", "$snap_x{%H:%M:%S}")]
+        tips = [("", "$name $snap_y{0,0.[0000]}"), (sentences.TIP, "$snap_x{%H:%M:%S}")]
         formatters: Any = {"$snap_x": "datetime"}
         plot.add_tools(
             HoverTool(renderers=curves, mode="vline", tooltips=tips, formatters=formatters)
@@ -232,16 +231,12 @@ class Stream:
         rows = history.rows()
         ranks = {row.node_id: at for at, row in enumerate(rows)}
         spans = [span for span in history.spans() if span.end_s > span.start_s]
-        known = [(span, *PHASES.get(span.phase, (span.phase, SOFT))) for span in spans]
         data = {
             "y": np.array([size - ranks[span.node_id] - 0.5 for span in spans], float),
             "left": np.array([_MS * (span.start_s - start_s) for span in spans], float),
             "right": np.array([_MS * (span.end_s - start_s) for span in spans], float),
-            "color": [color for _, _, color in known],
-            "what": [
-                f"{names[span.node_id]} {word if size > _MANY else _in_words(span, word)}"
-                for span, word, _ in known
-            ],
+            "color": [PHASES.get(span.phase, SOFT) for span in spans],
+            "what": [_in_words(span, names[span.node_id], size > _MANY) for span in spans],
             "height": np.full(len(spans), 0.8 if size <= _MANY else 1.5 * size / height),
         }
         show_data(self._bars, data)
@@ -274,38 +269,32 @@ def _marks(history: History) -> dict[str, Any]:
     marks = [(at, _BAD, "solid", why) for at, why in failed.values()]
     for begun in history.begun:
         if begun.reason and begun.generation - 1 not in failed:
-            what = f"attempt {begun.generation + 1}: {begun.reason}"
+            what = sentences.BEGUN.format(begun.generation + 1, in_short(begun.reason))
             marks.append((begun.time_s, "#c9a227", "solid", what))
+    every = max(1, -(-len(history.checkpoints) // _MAX_MARKS))
     marks += [
-        (made.time_s, _SAVED, "dashed", f"checkpoint of step {made.step:,}")
-        for made in _thinned(history.checkpoints)
+        (made.time_s, _SAVED, "dashed", sentences.CHECKPOINT.format(made.step))
+        for made in list(history.checkpoints)[::every]
     ]
     lines = [(_MS * (at - history.launched.time_s), *rest) for at, *rest in marks]
-    return _columns(("x", "color", "dash", "what"), lines)
-
-
-def _columns(names: Sequence[str], lines: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    names = ("x", "color", "dash", "what")
     return {name: [line[at] for line in lines] for at, name in enumerate(names)}
 
 
-def _thinned(marks: Iterable[Any]) -> list[Any]:
-    found = list(marks)
-    return found[:: max(1, -(-len(found) // _MAX_MARKS))]
-
-
 def _legend(phases: set[str]) -> str:
-    shown = {label: color for phase, (label, color) in PHASES.items() if phase in phases}
+    shown = {sentences.PHASES.get(p, p): color for p, color in PHASES.items() if p in phases}
     chips = [f'<span style="color:{c}">&#9632;</span> {escape(w)}' for w, c in shown.items()]
-    lines = {"failure": _BAD, "checkpoint": _SAVED}
-    chips += [f'<span style="color:{color}">&#9474;</span> {w}' for w, color in lines.items()]
-    return (
-        f'<h2>Nodes</h2> <span class="chips">{"".join(f"<span>{c}</span>" for c in chips)}</span>'
-    )
+    marks = zip(sentences.MARKS, (_BAD, _SAVED), strict=True)
+    chips += [f'<span style="color:{color}">&#9474;</span> {w}' for w, color in marks]
+    text = "".join(f"<span>{chip}</span>" for chip in chips)
+    return f'<h2>{sentences.NODES}</h2> <span class="chips">{text}</span>'
 
 
-def _in_words(span: NodeSpan, word: str) -> str:
-    steps = f", steps {span.first_step:,} to {span.last_step:,}" if span.last_step >= 0 else ""
-    return f"{word} for {duration(span.end_s - span.start_s)}{steps}"
+def _in_words(span: NodeSpan, node: str, is_short: bool) -> str:
+    phase, duration_s = sentences.PHASES.get(span.phase, span.phase), span.end_s - span.start_s
+    text = sentences.LANE if is_short else sentences.LONG_LANE
+    text += "" if is_short or span.last_step < 0 else sentences.STEPS
+    return text.format(node, phase, duration(duration_s), span.first_step, span.last_step)
 
 
 def _last(column: Sequence[float]) -> str:

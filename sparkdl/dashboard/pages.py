@@ -29,6 +29,8 @@ from bokeh.models import (
     UIElement,
 )
 
+from sparkdl.core.texts import count
+from sparkdl.dashboard import sentences
 from sparkdl.dashboard.charts import (
     CSS,
     PHASES,
@@ -80,7 +82,6 @@ class Column:
     """
 
     name: str
-    title: str
     width: int
     value: Callable[[Any], Any]
     format: str = ""
@@ -88,12 +89,10 @@ class Column:
 
     def model(self) -> TableColumn:
         color: dict[str, Any] = {"text_color": self.color} if self.color else {}
-        formatter = (
-            NumberFormatter(format=self.format, nan_format="", **color)
-            if self.format
-            else StringFormatter(**color)
-        )
-        return TableColumn(field=self.name, title=self.title, width=self.width, formatter=formatter)
+        number = NumberFormatter(format=self.format, nan_format="", **color)
+        formatter = number if self.format else StringFormatter(**color)
+        title = sentences.NODE_COLUMNS[self.name]
+        return TableColumn(field=self.name, title=title, width=self.width, formatter=formatter)
 
     def values(self, rows: Sequence[Any]) -> Any:
         values = [self.value(row) for row in rows]
@@ -115,7 +114,7 @@ class Page:
         self._axis = TimeAxis()
         self._charts: list[Chart | Stream] = []
         self._head = text_box()
-        self._select = Select(title="Cluster", visible=False, stylesheets=[CSS])
+        self._select = Select(title=sentences.CLUSTER, visible=False, stylesheets=[CSS])
         self._select.on_change("value", self._choose)
         doc.title = f"{self.title} · sparkdl"
         doc.template = _template
@@ -128,10 +127,6 @@ class Page:
             doc.add_root(model)
         doc.add_periodic_callback(self._turn, _PERIOD_MS)
         self._turn()
-
-    @classmethod
-    def build(cls, doc: Document, clusters: Clusters) -> None:
-        cls(doc, clusters)
 
     def _models(self) -> Sequence[UIElement]:
         raise NotImplementedError
@@ -147,7 +142,7 @@ class Page:
         names = list(self._clusters.histories)
         history = self._clusters.get(self._asked)
         if history is None:
-            self._head.text = "<p>No cluster has been launched yet.</p>"
+            self._head.text = f"<p>{sentences.NO_CLUSTER}</p>"
             return
         if self._select.options != names:
             self._select.options = list(names)
@@ -168,18 +163,12 @@ class Page:
 
 
 class Overview(Page):
-    path, title = "overview", "Overview"
+    path, title = "overview", sentences.OVERVIEW
 
     def _models(self) -> Sequence[UIElement]:
         self._tiles, self._past = text_box(), text_box()
         self._stream = Stream(self._axis)
-        rows = {"rows used": "used by training", "rows in": "coming to the nodes"}
-        share = {"without rows": "of the last minute, mean of the nodes"}
-        self._fixed = [
-            Chart(self._axis, "Rows per second, all nodes", rows),
-            Chart(self._axis, "Waits for rows", share, " %"),
-            Chart(self._axis, "Step", {"step": "step"}),
-        ]
+        self._fixed = [Chart(self._axis, *about) for about in sentences.OVERVIEW_CHARTS]
         self._metrics: dict[str, Chart] = {}
         self._curves = Stacked(sizing_mode="stretch_width")
         return (self._tiles, self._stream.root, self._curves, self._past)
@@ -187,7 +176,7 @@ class Overview(Page):
     def _update(self, history: History) -> None:
         for name in _metric_names(history)[:_MAX_METRICS]:
             if name not in self._metrics:
-                about = name.removeprefix("metric "), {name: "mean of the nodes"}
+                about = name.removeprefix("metric "), {name: sentences.METRIC}
                 self._metrics[name] = Chart(self._axis, *about, is_from_zero=False)
         curves = [*self._metrics.values(), *self._fixed]
         self._charts = [self._stream, *curves]
@@ -200,7 +189,7 @@ class Overview(Page):
 
 
 class Nodes(Page):
-    path, title = "nodes", "Nodes"
+    path, title = "nodes", sentences.NODES
 
     def _models(self) -> Sequence[UIElement]:
         names = ("tone", *(column.name for column in _NODE_COLUMNS))
@@ -218,14 +207,9 @@ class Nodes(Page):
             stylesheets=[TABLE_CSS],
             reorderable=False,
         )
-        self._charts = [
-            Chart(self._axis, "Memory of a node", {"memory_nbytes": "mean"}, " GiB"),
-            Chart(self._axis, "Cores busy of a node", {"cores": "mean"}),
-            Chart(self._axis, "GPU of a node, busy", {"gpu": "mean"}, " %"),
-            Chart(self._axis, "GPU memory of a node", {"gpu_nbytes": "mean"}, " GiB"),
-        ]
+        self._charts = [Chart(self._axis, *about) for about in sentences.NODE_CHARTS]
         charts = [chart.root for chart in self._charts]
-        return (self._counts, self._table, *charts, text_box(_NOTE))
+        return self._counts, self._table, *charts, text_box(f'<p class="soft">{sentences.NOTE}</p>')
 
     def _update(self, history: History) -> None:
         rows = history.rows()
@@ -236,7 +220,7 @@ class Nodes(Page):
         show_data(self._source, data)
         self._table.view.tags = [history.now_s]  # Bokeh's table looks again when its view changes
         counts = Counter(_label(row) for row in rows)
-        text = ", ".join(f"{count:,} {escape(label)}" for label, count in sorted(counts.items()))
+        text = ", ".join(f"{number:,} {escape(label)}" for label, number in sorted(counts.items()))
         show_text(self._counts, f"<p>{text}</p>")
 
 
@@ -247,47 +231,30 @@ def _load(name: str, scale: float = 1.0) -> Callable[[NodeRow], float]:
     return lambda row: row.load.get(name, 0.0) * scale if row.load else math.nan
 
 
-def _waits(name: str) -> Callable[[NodeRow], float]:
-    return lambda row: row.waits.get(name, math.nan)
-
-
-def _fed(value: Callable[[NodeRow], float]) -> Callable[[NodeRow], float]:
-    return lambda row: value(row) if row.received or row.epochs else math.nan
-
-
 def _buffer(row: NodeRow) -> float:
     limit = row.load.get("feed_limit_nbytes", 0)
     return row.load.get("feed_nbytes", 0) / limit if limit else math.nan
 
 
-def _known(number: int, least: int = 0) -> float:
-    return number if number >= least else math.nan
-
-
 _ROW_HEIGHT = 28
 _NODE_COLUMNS = (
-    Column("rank", "Rank", 45, lambda row: row.rank if row.rank >= 0 else ""),
-    Column("name", "Node", 85, lambda row: row.name),
-    Column("state", "State", 90, lambda row: _label(row), color="tone"),
-    Column("step", "Step", 60, lambda row: _known(row.step), "0,0"),
-    Column("step_ms", "Step, ms", 70, lambda row: 1000 * row.step_s, "0,0.[0]"),
-    Column("used", "Rows used", 85, _fed(lambda row: row.used), "0,0"),
-    Column("waits_rows", "Waits: rows", 85, _waits("rows"), "0%"),
-    Column("waits_others", "Waits: nodes", 95, _waits("others"), "0%"),
-    Column("epochs", "Epochs", 60, _fed(lambda row: row.epochs), "0,0"),
-    Column("buffer", "Buffer", 60, _buffer, "0%"),
-    Column("cores", "Cores", 55, _load("cores"), "0.0"),
-    Column("memory", "Memory, GiB", 100, _load("memory_nbytes", 2**-30), "0,0.0"),
-    Column("gpu", "GPU", 52, _load("gpu"), "0%"),
-    Column("gpu_memory", "GPU, GiB", 70, _load("gpu_nbytes", 2**-30), "0,0.0"),
-    Column("host", "Host", 95, lambda row: row.host),
-    Column("pid", "Process", 60, lambda row: _known(row.pid, 1), "0"),
-    Column("metrics", "Metrics", 420, lambda row: _metrics(row.metrics)),
-)
-_NOTE = (
-    '<p class="soft">The time of a step is a mean of the last minute. Rows used: of all epochs. '
-    "Waits: shares of the last minute in which the node waited for rows, and for the other nodes "
-    "in collectives, which is not known of nodes with GPUs.</p>"
+    Column("rank", 45, lambda row: row.rank if row.rank >= 0 else ""),
+    Column("name", 85, lambda row: row.name),
+    Column("state", 90, lambda row: _label(row), color="tone"),
+    Column("step", 60, lambda row: row.step if row.step >= 0 else math.nan, "0,0"),
+    Column("step_ms", 70, lambda row: 1000 * row.step_s, "0,0.[0]"),
+    Column("used", 85, lambda row: row.used if row.received or row.epochs else math.nan, "0,0"),
+    Column("waits_rows", 85, lambda row: row.waits.get("rows", math.nan), "0%"),
+    Column("waits_others", 95, lambda row: row.waits.get("others", math.nan), "0%"),
+    Column("epochs", 60, lambda row: row.epochs if row.received or row.epochs else math.nan, "0,0"),
+    Column("buffer", 60, _buffer, "0%"),
+    Column("cores", 55, _load("cores"), "0.0"),
+    Column("memory", 100, _load("memory_nbytes", 2**-30), "0,0.0"),
+    Column("gpu", 52, _load("gpu"), "0%"),
+    Column("gpu_memory", 70, _load("gpu_nbytes", 2**-30), "0,0.0"),
+    Column("host", 95, lambda row: row.host),
+    Column("pid", 60, lambda row: row.pid or math.nan, "0"),
+    Column("metrics", 420, lambda row: _metrics(row.metrics)),
 )
 
 
@@ -296,11 +263,12 @@ def _metrics(metrics: Mapping[str, float]) -> str:
 
 
 def _label(row: NodeRow) -> str:
-    return "failed" if row.problem else PHASES.get(row.state, (row.state,))[0]
+    state = "failed" if row.problem else row.state
+    return sentences.PHASES.get(state, state)
 
 
 def _tone(row: NodeRow) -> str:
-    return PHASES.get("failed" if row.problem else row.state, ("", SOFT))[1]
+    return PHASES.get("failed" if row.problem else row.state, SOFT)
 
 
 def _table_height(rows: int) -> int:
@@ -308,20 +276,20 @@ def _table_height(rows: int) -> int:
 
 
 def _headline(history: History) -> str:
-    launched, state = history.launched, history.state
-    tone = _TONES.get(state, "soft")
-    restarts = max(0, len(history.begun) - 1)
-    attempt = history.begun[-1].generation + 1 if restarts else 0
-    before = failures(history).get(attempt - 2)
-    parts = [
-        f"cluster {escape(launched.cluster)}",
-        f"{len(launched.nodes):,} nodes of {escape(launched.framework)}",
-        f"attempt {attempt}{f': {escape(before[1])}' if before else ''}" if restarts else "",
-        duration(history.elapsed_s),
-    ]
-    text = " · ".join(part for part in parts if part)
-    label = "stopped early" if state == "stopped" else state
-    return f'<p role="status"><b class="{tone}">{escape(label)}</b> · {text}</p>'
+    launched, tone = history.launched, _TONES.get(history.state, "soft")
+    nodes = count(len(launched.nodes), "node")
+    parts = [sentences.HEADLINE.format(launched.cluster, nodes, launched.framework)]
+    if len(history.begun) > 1:
+        generation = history.begun[-1].generation
+        _, why = failures(history).get(generation - 1, (0.0, ""))
+        text = sentences.RESTARTED if why else sentences.ATTEMPT
+        parts.append(text.format(generation + 1, why))
+    text = escape(" · ".join([*parts, duration(history.elapsed_s)]))
+    return f'<p role="status"><b class="{tone}">{escape(_state(history))}</b> · {text}</p>'
+
+
+def _state(history: History) -> str:
+    return sentences.STATES.get(history.state, history.state)
 
 
 def _metric_names(history: History) -> list[str]:
@@ -332,24 +300,25 @@ def _metric_names(history: History) -> list[str]:
 def _tiles(history: History) -> str:
     rows, columns = history.rows(), history.samples.series.columns
     counts = Counter(_label(row) for row in rows)
-    word, count = counts.most_common(1)[0] if counts else ("", 0)
+    word, most = counts.most_common(1)[0] if counts else ("", 0)
     steps = [row for row in rows if row.step >= 0]
     rates = [row.rate for row in rows if row.rate > 0]
     used = [value for value in columns.get("rows used", ()) if not math.isnan(value)]
     is_over = history.state in ENDED
     metric = next(iter(_metric_names(history)), "")
     values = [value for value in columns.get(metric, ()) if not math.isnan(value)]
-    tiles = {
-        "Nodes": f"{count:,} of {len(rows):,} {word}" if count < len(rows) else f"{count:,} {word}",
-        "Attempt": f"{history.begun[-1].generation + 1}" if history.begun else "",
-        "Step": f"{max(row.step for row in steps):,}" if steps else "",
-        "Steps / s": f"{np.median(rates):.3g}" if rates and not is_over else "",
-        "Rows / s": f"{used[-1]:,.0f}" if used and not is_over else "",
-        metric.removeprefix("metric "): f"{values[-1]:.4g}" if values else "",
-    }
+    tiles = (
+        sentences.MOST_NODES.format(most, len(rows), word) if rows else "",
+        f"{history.begun[-1].generation + 1}" if history.begun else "",
+        f"{max(row.step for row in steps):,}" if steps else "",
+        f"{np.median(rates):.3g}" if rates and not is_over else "",
+        f"{used[-1]:,.0f}" if used and not is_over else "",
+        f"{values[-1]:.4g}" if values else "",
+    )
+    names = (*sentences.TILES, metric.removeprefix("metric "))
     shown = "".join(
         f"<div><span>{escape(name)}</span><b>{escape(value)}</b></div>"
-        for name, value in tiles.items()
+        for name, value in zip(names, tiles, strict=True)
         if value
     )
     return f'<div class="tiles">{shown}</div>'
@@ -361,20 +330,16 @@ def _attempts(history: History) -> str:
     begun_s = [begun.time_s for begun in history.begun]
     for number, begun in enumerate(history.begun, 1):
         next_s = [*begun_s, history.ended_s or history.now_s][number]
-        again = f"attempt {begun.generation + 2}" if number < len(begun_s) else history.state
-        end_s, why = failed.get(begun.generation, (next_s, again))
-        lines.append(
-            (
-                f"Attempt {begun.generation + 1}",
-                duration(begun.time_s - start_s),
-                duration(end_s - begun.time_s),
-                why,
-            )
-        )
-    head = ("", "Began after", "Lasted", "How it ended")
+        again = sentences.CONTINUED.format(begun.generation + 2)
+        how = again if number < len(begun_s) else _state(history)
+        end_s, why = failed.get(begun.generation, (next_s, how))
+        times = duration(begun.time_s - start_s), duration(end_s - begun.time_s)
+        name = sentences.ATTEMPT.format(begun.generation + 1).capitalize()
+        lines.append((name, *times, why))
     rows = "".join(_html_row("td", cells) for cells in lines)
-    table = f'<div class="scroll" tabindex="0"><table>{_html_row("th", head)}{rows}</table></div>'
-    return f"<p><h2>Attempts</h2></p>{table}" if rows else ""
+    head = _html_row("th", sentences.ATTEMPT_COLUMNS)
+    table = f'<div class="scroll" tabindex="0"><table>{head}{rows}</table></div>'
+    return f"<p><h2>{sentences.ATTEMPTS}</h2></p>{table}" if rows else ""
 
 
 def _html_row(tag: str, cells: Iterable[str]) -> str:
@@ -382,12 +347,11 @@ def _html_row(tag: str, cells: Iterable[str]) -> str:
 
 
 def _problems(history: History) -> str:
-    if not history.problems:
-        return ""
+    start_s = history.launched.time_s
     found = "".join(
-        f'<details><summary class="bad">{duration(at_s - history.launched.time_s)}, attempt '
-        f"{number + 1}: {escape(problem.headline)}</summary>"
+        f'<details><summary class="bad">{escape(text)}</summary>'
         f"<pre>{escape(problem.text)}</pre></details>"
         for at_s, number, problem in history.problems
+        if (text := sentences.FAILED.format(duration(at_s - start_s), number + 1, problem.headline))
     )
-    return f"<h2>Failures</h2>{found}"
+    return f"<h2>{sentences.FAILURES}</h2>{found}" if found else ""

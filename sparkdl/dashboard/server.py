@@ -38,6 +38,7 @@ from tornado.websocket import WebSocketHandler
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.world import host_port
+from sparkdl.dashboard import sentences
 from sparkdl.dashboard.pages import PAGES
 from sparkdl.driver.events import SUFFIX, event_of
 from sparkdl.driver.history import Clusters
@@ -53,8 +54,8 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-_LOGIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>sparkdl</title>
-<h1>sparkdl</h1><p>This page needs the token: open the address that the launch has printed.</p>"""
+_LOGIN = f"""<!doctype html><html lang="en"><meta charset="utf-8"><title>sparkdl</title>
+<h1>sparkdl</h1><p>{sentences.LOGIN}</p>"""
 
 
 class _Token(AuthProvider):
@@ -129,7 +130,7 @@ def serve(
 ) -> None:
     auth = _Token(token)
     applications = {
-        f"/{page.path}": Application(FunctionHandler(partial(page.build, clusters=clusters)))
+        f"/{page.path}": Application(FunctionHandler(partial(page, clusters=clusters)))
         for page in PAGES
     }
     tornado = _Tornado(

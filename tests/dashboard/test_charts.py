@@ -10,6 +10,7 @@ from tests.doubles.lazy import Lazy, needs
 
 pytestmark = needs("bokeh")
 charts: Any = Lazy("sparkdl.dashboard.charts")
+pages: Any = Lazy("sparkdl.dashboard.pages")
 
 KILLED = "worker:1 (rank 1, pid 7) on host-1 was killed by SIGKILL."
 
@@ -54,6 +55,17 @@ def test_marks_say_when_and_why_a_node_failed_and_name_checkpoints() -> None:
         "checkpoint of step 1,234",
     ]
     assert found["worker:1 was killed by SIGKILL"] == (10_000, "#d9484f")
+
+
+def test_page_names_the_failure_before_an_attempt_as_its_reason_and_the_state_in_words() -> None:
+    made = history()
+    assert "attempt 2, because worker:1 was killed by SIGKILL" in pages._headline(made)
+    made.add(events.Changed("c", 30.0, "stopped", 1))
+    said = pages._attempts(made)
+    assert "<td>9 s</td><td>worker:1 was killed by SIGKILL</td>" in said
+    assert "<td>15 s</td><td>stopped early</td>" in said
+    assert "after 10 s, in attempt 1: worker:1 (rank 1, pid 7)" in pages._problems(made)
+    assert [column.model().title for column in pages._NODE_COLUMNS][-1] == "Metrics"
 
 
 def test_chart_says_the_mean_and_the_spread_of_the_nodes() -> None:

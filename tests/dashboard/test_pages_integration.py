@@ -106,7 +106,7 @@ def test_pages_show_a_training_whose_node_is_killed(
         look_at(page, "overview")
         page.wait_for_selector("summary.bad:has-text('worker:1')", timeout=WAIT_MS)
         assert "killed" in page.inner_text("summary.bad")
-        again = "[role=status]:has-text('attempt 2: worker:1 was killed by SIGKILL')"
+        again = "[role=status]:has-text('attempt 2, because worker:1 was killed by SIGKILL')"
         page.wait_for_selector(again, timeout=WAIT_MS)
         ended = page.inner_text("tr:has(td:text-is('Attempt 1'))")
         assert ended.endswith("worker:1 was killed by SIGKILL")
@@ -157,7 +157,7 @@ def test_recorded_run_that_failed_is_looked_at(browser: Any, tmp_path: Path) -> 
             page.wait_for_selector(".slick-cell:has-text('worker:1')", timeout=WAIT_MS)
             height = page.evaluate("document.documentElement.scrollHeight")
             assert page.locator(".slick-row").count() >= 2
-            assert page.locator("h2:text-is('Memory of a node')").bounding_box()["y"] < 400
+            assert page.locator("h2:text-is('Memory per node')").bounding_box()["y"] < 400
             assert height < 1200, "no room is kept for nodes that there are not"
         finally:
             shown.send_signal(signal.SIGINT)
