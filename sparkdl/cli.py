@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     _add_doctor(
         commands.add_parser(
-            "doctor", help="look at a cluster before a training: what would fail, what is slow"
+            "doctor", help="check a cluster before a training: what would fail, what is slow"
         )
     )
     _add_run(commands.add_parser("run", help="run a program in several processes of this machine"))
@@ -77,7 +77,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 def _add_dashboard(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=_dashboard)
     parser.description = "Shows in a browser what a launch with Observe(record=FOLDER) has written."
-    parser.add_argument("path", metavar="FOLDER", help="the folder, or one of the files in it")
+    parser.add_argument("path", metavar="FOLDER", help="the folder of records, or one record in it")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (%(default)s)")
     parser.add_argument("--port", type=int, default=8780, help="0 for any (%(default)s)")
 
@@ -109,7 +109,7 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
         help="a path or URL that nodes read or write; repeatable")  # fmt: skip
     add("--tls", action="store_true", default=None, help="encrypt, as Startup(tls=True)")
     add("--limit", type=float, default=120.0, metavar="SECONDS",
-        help="time limit for each import and each storage check (default 120)")  # fmt: skip
+        help="time limit of Spark's answer, an import, a storage check (default 120)")  # fmt: skip
     add("--json", action="store_true", help="print only JSON")
 
 

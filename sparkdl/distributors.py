@@ -284,7 +284,7 @@ def _check_encryption(spark: SparkSession, ignore: str) -> None:
         "between the nodes have none"
     )
     if spark.conf.get(ignore, "false") != "true":
-        raise SparkConfigError(f"{text}. Set {ignore}=true to train all the same")
+        raise SparkConfigError(f"{text}. Set {ignore}=true to train anyway")
     _log.warning("%s; %s=true allows it", text, ignore)
 
 

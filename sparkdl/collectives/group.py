@@ -131,8 +131,8 @@ def open_sealed(data: bytes, key: bytes) -> Any:
     seal, body = data[:_SEAL_NBYTES], data[_SEAL_NBYTES:]
     if not hmac.compare_digest(seal, hmac.digest(key, body, "sha256")):
         raise CollectiveError(
-            "received an object that no member of this group has sent: its seal is not the "
-            "group's. Another program connects to the ports of this training"
+            "received an object without this group's signature: another program connects to the "
+            "ports of this training. Let only the cluster's hosts reach them"
         )
     return cloudpickle.loads(body)
 
@@ -446,7 +446,7 @@ class Group(SerialExecutor):
         if kind is not Kind.JOIN and (why := objection(calls)) is not None:
             texts = [each[-1].rstrip(b"\0").decode(errors="replace") for each in everyone]
             lines = [f"  rank {rank}: {text}" for rank, text in enumerate(texts)]
-            raise MismatchError("\n".join([f"the members called different things; {why}:", *lines]))
+            raise MismatchError("\n".join([f"the members' calls differ; {why}:", *lines]))
         return calls
 
     def all_gather_object(self, value: Any, name: str | None = None) -> list[Any]:
@@ -545,8 +545,8 @@ def connect(
     everyone = all_gather({**hello, "port": store.port if store else 0})
     if missing := [number for number, each in enumerate(everyone) if not each["torch"]]:
         raise FrameworkMissingError(
-            f"{len(missing)} of {size} nodes have no PyTorch (ranks {missing[:8]}), by which nodes "
-            "of any framework exchange tensors. Install it on all of them: pip install torch"
+            f"{len(missing)} of {size} nodes have no PyTorch (ranks {missing[:8]}), which carries "
+            "the collectives of every framework. Install it on all nodes: pip install torch"
         )
     first = everyone[0]
     store = store or _store(first["host"], first["port"], rank, timeout_s)

@@ -180,7 +180,7 @@ class Transport:
         Members may have got different parts of a failed operation, so no other can follow it.
         """
         if self._broken is not None:
-            raise CollectiveError(f"this group can't {doing} any more: {self._broken}")
+            raise CollectiveError(f"this group is broken and cannot run {doing}: {self._broken}")
         try:
             yield
         except (RuntimeError, OSError) as error:
@@ -216,8 +216,8 @@ def even_splits(rows: int, size: int, splits: Sequence[int] | None) -> list[int]
     counts = [int(count) for count in splits]
     if len(counts) != size or sum(counts) != rows or min(counts) < 0:
         raise ConfigError(
-            f"splits={counts}: there must be one for each of {size} members, 0 or more, and "
-            f"{rows} in all"
+            f"splits={counts}: must be {size} numbers of 0 or more, one for each member, with the "
+            f"sum {rows}"
         )
     return counts
 

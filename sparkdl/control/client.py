@@ -76,7 +76,7 @@ class CoordinatorClient:
         # An SSLError is an OSError too, so it must be handled first.
         except ssl.SSLError as error:
             raise LaunchError(
-                f"what answers at {url} is not this cluster's coordinator: it does not show the "
+                f"the server at {url} is not this cluster's coordinator: it does not present the "
                 f"cluster's certificate ({error})"
             ) from None
         # Before Python 3.11 `asyncio.TimeoutError` is a class of its own.
@@ -98,8 +98,8 @@ class CoordinatorClient:
                 yield decode_to_agent(data)
         except ConnectionClosed as closed:
             if is_host_silent(closed):
-                silence = f"not for {self._host_timeout_s:g} s"
-                self.ended = f"the driver's host does not answer: {silence}"
+                silence = f"has not answered for {self._host_timeout_s:g} s"
+                self.ended = f"the driver's host {silence}"
 
     async def close(self) -> None:
         self._outbox.put_nowait(None)

@@ -126,7 +126,7 @@ class FdReceiver:
                 lambda: key in self._fds or self._is_closed, deadline.wait_s
             )
             if not is_here or key not in self._fds:
-                raise ProtocolError(f"the segment {key!r} was announced and did not come")
+                raise ProtocolError(f"the segment {key!r} was announced but did not arrive")
             fd = self._fds.pop(key)
         if fd < 0:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

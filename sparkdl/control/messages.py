@@ -472,11 +472,11 @@ def decode_from_agent(data: str | bytes) -> FromAgent:
     try:
         return _from_agent.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise ProtocolError(f"an agent sent something that is no message: {error}") from None
+        raise ProtocolError(f"an agent sent an invalid message: {error}") from None
 
 
 def decode_to_agent(data: str | bytes) -> ToAgent:
     try:
         return _to_agent.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise ProtocolError(f"the coordinator sent something that is no message: {error}") from None
+        raise ProtocolError(f"the coordinator sent an invalid message: {error}") from None

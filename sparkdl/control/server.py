@@ -221,7 +221,7 @@ class CoordinatorServer:
             return hello
         except (ProtocolError, asyncio.TimeoutError) as error:
             _log.warning(
-                "Refused a connection from %s: %s. If no node is missing, it was another "
+                "Rejected a connection from %s: %s. If no node is missing, it was another "
                 "program: let only the cluster's hosts reach this port",
                 connection.remote_address,
                 error,
@@ -233,9 +233,9 @@ class CoordinatorServer:
 
     def _why(self, closed: ConnectionClosed, host: str) -> str:
         if is_host_silent(closed):
-            return f"{host} does not answer: not for {self._keep.host_timeout:g} s"
+            return f"{host} has not answered for {self._keep.host_timeout:g} s"
         if closed.rcvd is None and closed.sent and closed.sent.code == _PING_TIMED_OUT:
-            return f"it is unresponsive: no data for {self._keep.ping_timeout:g} s"
+            return f"it has sent no data for {self._keep.ping_timeout:g} s"
         return f"its connection broke: {closed}"
 
 

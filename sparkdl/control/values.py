@@ -77,9 +77,8 @@ def _lower(value: Any, path: str) -> Any:  # noqa: C901 (one branch a type)
         kind = next((kind for kind in kinds if isinstance(value, kind)), str.__str__)
         return _lower(kind(value), path)
     raise ResultError(
-        f"{path} is a {type(value).__module__}.{type(value).__qualname__}; what can "
-        "travel is None, numbers, strings, bytes, numpy arrays, and lists, tuples, sets and dicts "
-        "of them. "
+        f"{path} is a {type(value).__module__}.{type(value).__qualname__}; only None, numbers, "
+        "strings, bytes, numpy arrays, and lists, tuples, sets and dicts of them can travel. "
         "Return history.history, model.get_weights() or the path of a saved file instead"
     )
 
@@ -116,7 +115,7 @@ def _raise_up(code: int, data: memoryview) -> Any:
     if code == _COMPLEX:
         real, imaginary = items
         if type(real) is not float or type(imaginary) is not float:
-            raise TypeError("a complex number of something else than two floats")
+            raise TypeError("a complex number that is not two floats")
         return complex(real, imaginary)
     if code in (_ARRAY, _SCALAR):
         dtype, shape, raw = items

@@ -28,12 +28,12 @@ _HINTS: dict[str, str] = {
         "other addresses, set SPARKDL_NODE_HOST on their executors to these."
     ),
     "hang": (
-        "It was ended because of Recovery(hang_timeout_s=…); above is what it was doing, innermost "
+        "The hang watch (Recovery(hang_timeout_s=…)) stopped it; its stacks are above, innermost "
         "call first. Call ctx.report(step=…) in longer loops that read no feed, or raise "
         "Recovery(hang_timeout_s=…)."
     ),
     "exit": "User code or a library ended the process without raising; see its last log lines.",
-    "signal": "It ended from outside Python: a native crash, an operator, the kernel.",
+    "signal": "It was ended from outside Python: by a native crash, an operator or the kernel.",
 }
 
 

@@ -83,8 +83,7 @@ class Recovery:
         if not MIN_HOST_TIMEOUT_S <= self.host_timeout_s < math.inf:
             raise ConfigError(
                 f"Recovery(host_timeout_s={self.host_timeout_s}) must be at least "
-                f"{MIN_HOST_TIMEOUT_S:g} seconds, and finite: hosts are asked each second whether "
-                "they are there"
+                f"{MIN_HOST_TIMEOUT_S:g} seconds, and finite: each host is probed once a second"
             )
         if self.min_nodes is not None and self.min_nodes < 1:
             raise ConfigError(

@@ -217,12 +217,12 @@ def _check_coordinated(roles: Roles, num_workers: int) -> None:
         )
     if roles.chief is None:
         raise ConfigError(
-            f"Roles(ps={roles.ps}) needs a chief, which runs map_fun on servers that ps and "
-            "workers run: add chief='chief' (it is one of the nodes). With coordinator=False "
-            "map_fun runs on all nodes, and starts its own servers"
+            f"Roles(ps={roles.ps}) needs a chief to run map_fun, on servers that ps and workers "
+            "run: add chief='chief' (it is one of the nodes). Or set coordinator=False: map_fun "
+            "then runs on all nodes, and starts its own servers"
         )
     if not num_workers:
         raise ConfigError(
-            f"Roles(ps={roles.ps}) with a chief leaves no worker, and workers do the steps; raise "
-            "the number of nodes (num_executors)"
+            f"Roles(ps={roles.ps}) with a chief leaves no worker to run the steps; raise the "
+            "number of nodes (num_executors)"
         )

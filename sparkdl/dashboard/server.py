@@ -182,8 +182,8 @@ class Records:
                     self._clusters.add(event_of(line))
                 except msgspec.DecodeError as error:
                     raise ConfigError(
-                        f"{path} holds a line that is no event of sparkdl's: {error}. Give a file "
-                        "that a launch with record= has written"
+                        f"{path} is not a record of sparkdl: {error}. Give a file that a launch "
+                        "with Observe(record=…) has written"
                     ) from error
             file.seek(-len(line), os.SEEK_CUR)  # a line that is being written
 
@@ -198,13 +198,13 @@ def show_records(path: Path, host: str, port: int) -> None:
     records = Records(clusters)
     records.add(path)
     if not clusters.histories:
-        raise ConfigError(f"{path}: no record is there. Launch with record={str(path)!r}")
+        raise ConfigError(f"{path}: no record is there. Launch with Observe(record={str(path)!r})")
     try:
         listener = socket.create_server((host, port))
     except OSError as error:
         raise ConfigError(
-            f"nothing can listen at {host}:{port}: {error.strerror}. Choose another --port, or "
-            "leave it out for any free one"
+            f"cannot listen on {host}:{port}: {error.strerror}. Choose another --port; --port 0 "
+            "takes any free one"
         ) from error
     token, loop = secrets.token_urlsafe(24), IOLoop.current()
     serve(loop, listener, "", token, clusters)

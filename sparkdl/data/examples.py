@@ -89,8 +89,8 @@ def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise ConfigError(
-            f"column {twice[0]!r} is there twice, and a record holds each name once. Rename one "
-            "of them"
+            f"column {twice[0]!r} appears twice, and a record holds each name once. Rename one of "
+            "them"
         )
     return tuple(map(_column, schema))
 
@@ -194,7 +194,7 @@ def parsed(chunk: Chunk) -> Iterator[tuple[int, Any]]:
             message = kind.FromString(record)
         except DecodeError as error:
             raise chunk.error(
-                number, f"the record is no Example, though its checksum is right: {error}"
+                number, f"the record has the right checksum, but is not an Example: {error}"
             ) from error
         if message.feature_lists:
             raise chunk.error(
@@ -233,7 +233,7 @@ class _Values:
         if len(values) and KINDS[name] != self.column.kind:
             raise self._error(
                 record,
-                f"holds a list of {KINDS[name].name.lower()}, and {self.column.type} is read from "
+                f"holds a list of {KINDS[name].name.lower()}, but {self.column.type} is read from "
                 f"{self.column.kind.name.lower()}. Give the column another type in the schema",
             )
         self.values.extend(values)
@@ -244,7 +244,7 @@ class _Values:
         is_there = [size is not None if is_list else bool(size) for size in sizes]
         if not self.column.is_nullable and not all(is_there):
             raise self._error(
-                is_there.index(False), "is missing or empty, and the schema says it is never null"
+                is_there.index(False), "is missing or empty: declare it nullable in the schema"
             )
         ends = np.cumsum([0, *(size or 0 for size in sizes)], dtype=np.int32)
         missing = np.logical_not(is_there)

@@ -196,8 +196,8 @@ class Destination:
                 pass
         except _FAILURES as error:
             raise WriteError(
-                f"{self.folder}: the files are complete, but {self.staging} or {_SUCCESS} is not "
-                f"as it should be: {error}. Remove the one, and make the other"
+                f"{self.folder}: all rows are written, but {self.staging} was not deleted or "
+                f"{_SUCCESS} not created: {error}. Delete the first, create the second, empty"
             ) from error
 
     def abort(self) -> None:

@@ -76,8 +76,8 @@ def read_file(storage: Storage, path: str, nbytes: int = _CHUNK_NBYTES) -> Itera
             yield from read_chunks(stream, path, nbytes)
     except (OSError, pa.ArrowException) as error:
         raise ReadError(
-            f"{path} cannot be read: {error}. Is it on a storage that all executors reach, and "
-            "still there?"
+            f"{path} cannot be read: {error}. Check that it still exists, on a storage that all "
+            "executors reach"
         ) from error
 
 
@@ -95,8 +95,8 @@ def read_chunks(stream: Readable, path: str, nbytes: int) -> Iterator[Chunk]:
                 raise RecordError(
                     path,
                     offset,
-                    f"the file ends within a record: {len(rest)} bytes of at least {needed}. "
-                    "Was it copied whole, and had its writer closed it?",
+                    f"the file ends within a record: {len(rest)} bytes of at least {needed}. Copy "
+                    "it again, or write it again and close the writer",
                 )
             return
         # A record that is longer than a chunk needs a longer read.
@@ -138,7 +138,7 @@ def _walk(data: bytes, path: str, offset: int) -> tuple[list[bytes], list[int], 
 
 def _wrong_checksum(what: str, is_first: bool) -> str:
     # A file of another kind fails at its first record, as a damaged one may: it gets a hint.
-    hint = " Is it a TFRecord file, and not compressed? Decompress it first, for example by gunzip"
+    hint = " It must be an uncompressed TFRecord file: decompress it first, for example with gunzip"
     return f"the checksum of the record's {what} is wrong: the file is damaged.{hint * is_first}"
 
 

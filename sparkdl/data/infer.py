@@ -156,8 +156,8 @@ def infer_by(
     seen = add_up(msgspec.json.decode(bytes(row.seen), type=Features) for row in rows)
     if not seen:
         raise ConfigError(
-            f"{', '.join(paths)}: there is no record with a feature, so that no schema can be "
-            "inferred. Give one: read_tfrecords(spark, path, schema)"
+            f"{', '.join(paths)}: no record has a feature, so no schema can be inferred. Give one: "
+            "read_tfrecords(spark, path, schema)"
         )
     return from_arrow_schema(rules.schema(seen))
 

@@ -148,8 +148,8 @@ class GlobalRows:
             or len(set(map(len, groups))) > 1
         ):
             raise ConfigError(
-                f"the devices of {len(parts)} nodes hold rows that overlap, or not equally many, "
-                f"by {sharding}. Order them as ctx.mesh does: a node's devices beside each other"
+                f"by {sharding} the devices of {len(parts)} nodes hold overlapping rows, or "
+                "unequal numbers of them. Order them as ctx.mesh does, a node's devices together"
             )
         return cls(sharding, len(parts), groups[own])
 

@@ -57,8 +57,8 @@ def patch_fit_for_feeds() -> None:
 @cache
 def _warn_of(reason: str) -> None:
     _log.warning(
-        "fit does not follow its feed: all epochs must have as many rows as the first, "
-        "and there must be as many as are fed: %s",
+        "fit cannot follow its feed: every epoch must have as many rows as the first, and fit "
+        "must run as many epochs as are fed: %s",
         reason,
     )
 
@@ -189,8 +189,8 @@ def _epoch_ended(stock: Function, callbacks: Any, epoch: int, logs: Any = None) 
         model.stop_training = run.has_ended = True
         ended[0].report_extra_epoch()
         _log.warning(
-            "Your input ran out of data; interrupting training: feed %r has ended, and fit was "
-            "to go on to epoch %d of %d. Let epochs=… of the feeding and of fit say the same",
+            "Your input ran out of data; interrupting training: feed %r has ended before epoch %d "
+            "of %d. Give cluster.feed and fit the same epochs=…",
             ended[0].feed,
             epoch + 2,
             epochs,
@@ -204,7 +204,7 @@ def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
     readers = readers_of(given.get("x"))
     if any(reader.registry.is_resumed and not reader.has_epoch() for reader in readers):
         _log.warning(
-            "fit has nothing left to train on: an earlier run has used all of it. Choose another "
+            "fit has no rows left to train on: an earlier run has used them all. Choose another "
             "checkpoint_dir to train again"
         )
         # By its own rules `fit` runs no epoch then.
@@ -258,7 +258,7 @@ def _train_ended(stock: Function, callbacks: Any, logs: Any = None) -> None:
 
 def _terminate(readers: list[FeedReader]) -> None:
     for reader in dict.fromkeys(readers):
-        _log.warning("fit has stopped early, and so feed %r ends", reader.feed)
+        _log.warning("fit has stopped early, so feed %r ends", reader.feed)
         reader.terminate()
 
 

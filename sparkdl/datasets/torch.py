@@ -126,9 +126,9 @@ def let_accelerate_keep_batches() -> None:
         return
     if objection := _ACCELERATE.objection():
         raise FrameworkMissingError(
-            f"this Accelerate would shard the rows of a node's dataset a second time: {objection}."
-            " Install Accelerate 1.15, and give loaders of node's datasets to the training loop "
-            "without accelerator.prepare until then"
+            f"this Accelerate would shard the rows of a node's dataset a second time: {objection}. "
+            "Install Accelerate 1.15, or use loaders of a node's dataset without "
+            "accelerator.prepare"
         )
     _ACCELERATE.apply()
     for patch in _SKIPPING:
@@ -286,14 +286,14 @@ class _FeedDataset:
         """
         if self._batches is None or os.getpid() != self._pid:
             raise ConfigError(
-                "the feed can be read only in the node's process, and this is another. Workers "
-                "are those of DataLoader(dataset, batch_size=None, num_workers=…) with this very "
-                "dataset, and not with one made of it"
+                "the feed can be read only in the node's process, and this is another one. Give "
+                "DataLoader(dataset, batch_size=None, num_workers=…) this dataset itself, not one "
+                "derived from it"
             )
         if not self.is_read_ahead and called_by_accelerate():
             raise ConfigError(
                 "Accelerate shares out the rows of this dataset, which are this node's share "
-                "already: import accelerate before the call of ctx.torch_dataset, for it to see"
+                "already: import accelerate before calling ctx.torch_dataset, which prevents this"
             )
         read = self._read(self._batches, is_ahead)
         own = (_own(plain(columns, self.gives_rows)) for columns in read)

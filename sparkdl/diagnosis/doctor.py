@@ -173,9 +173,9 @@ def diagnose(options: argparse.Namespace) -> Report:
         # In a daemon, because a call of py4j cannot be interrupted.
         spark = begin(partial(_start, options), "sparkdl-doctor-spark").result(_SESSION_S)
     except Exception as error:  # noqa: BLE001 (py4j's, Spark's, anybody's; or the time is over)
-        why = raised_in_task(error) if str(error) else f"nothing for {_SESSION_S:g} s"
+        why = raised_in_task(error) if str(error) else f"no answer within {_SESSION_S:g} s"
         finding = f"no session at {where}: {why}"
-        advice = "Look at address and port, at the log there, and whether spark.driver.host is an "
+        advice = "Check address and port, the master's log, and that spark.driver.host is an "
         advice += "address of this machine that the cluster reaches"
         return examine(None, needs, Check("Spark", "problem", finding, advice), began_s)
     try:
@@ -252,7 +252,7 @@ def _check_cluster(spark: SparkSession, needs: Requirements) -> Iterator[Check]:
         yield check
     # A launch that must fail would only repeat these problems, after its whole timeout.
     if any(each.verdict == "problem" and each.name in _FATAL for each in found):
-        yield Check("launch", "skipped", "it would fail, see the problems above")
+        yield Check("launch", "skipped", "a launch would fail: see the problems above")
     else:
         yield from _guarded("launch", _launch, spark, needs, urls, there)
 
@@ -332,7 +332,7 @@ def _ask(spark: SparkSession, tasks: int, address: tuple[str, int], limit_s: flo
     def ask() -> list[Facts]:
         with (
             tagged_jobs(spark, tag),
-            named_jobs(spark, "sparkdl doctor", "do executors reach the driver?"),
+            named_jobs(spark, "sparkdl doctor", "check that executors reach the driver"),
         ):
             frame = spark.range(tasks, numPartitions=tasks)
             rows = frame.mapInArrow(partial(probe.run_probe, *address), "facts string").collect()
@@ -347,8 +347,8 @@ def _ask(spark: SparkSession, tasks: int, address: tuple[str, int], limit_s: flo
             with suppress(Exception):  # Spark is gone, perhaps
                 cancel_jobs(spark, tag)
     raise ReservationTimeoutError(
-        f"a job of {count(tasks, 'task')} has not ended within {limit_s:g} s. End other jobs of "
-        "the application, and look in Spark's UI for executors that do not come or do not answer"
+        f"a job of {count(tasks, 'task')} did not finish within {limit_s:g} s. End other jobs of "
+        "the application, and look in the Spark UI for executors that do not start or answer"
     )
 
 
@@ -373,7 +373,7 @@ def _launch(
             observe=Observe(progress=False, dashboard=False, on_log=_ignore_line),
             startup=Startup(timeout_s=START_S, tls=needs.tls),
         ) as cluster:
-            text = f"{count(nodes, 'plain node')} began in {time.monotonic() - began_s:.1f} s"
+            text = f"{count(nodes, 'plain node')} started in {time.monotonic() - began_s:.1f} s"
             yield Check("launch", "ok", text)
             answers = cluster.results(needs.limit_s + 2 * START_S)
     except (SparkdlError, TimeoutError) as error:

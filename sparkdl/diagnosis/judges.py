@@ -239,13 +239,13 @@ def judge_imports(facts: Sequence[Facts], wanted: Collection[str]) -> Iterator[C
                 continue
             check = Check.of_error(f"import {name}", error)  # a launch's words, where it has some
             advice = check.advice or (
-                f"Repair {name} in the Python environment there. If the import hangs by hand too, "
-                "look at file system, memory and cores"
+                f"Repair {name} in the Python environment there. If the import also hangs outside "
+                "of Spark, check the file system, memory and cores"
             )
             finding = f"{places(them)}: {check.finding}"
             yield Check(check.name, "problem" if name in wanted else "warning", finding, advice)
     if looked and not names:
-        yield Check("frameworks", "skipped", "none is installed, and none was named")
+        yield Check("frameworks", "skipped", "no framework is installed or named")
 
 
 def _import_error(name: str, facts: Facts) -> str:
@@ -263,7 +263,7 @@ def judge_gpus(facts: Sequence[Facts], num_gpus: int | None) -> Iterator[Check]:
         if machine.gpu_error:
             yield Check.of_error("GPUs", text)
         elif num_gpus and len(machine.gpus) < num_gpus:
-            advice = "Install NVIDIA's driver, give containers the GPUs, or ask for fewer"
+            advice = "Install NVIDIA's driver, give the containers their GPUs, or lower num_gpus"
             yield Check("GPUs", "problem", f"{text}, and num_gpus={num_gpus}", advice)
         else:
             yield Check("GPUs", "ok", text)
@@ -298,7 +298,7 @@ def judge_machines(facts: Sequence[Facts], needs_shm: bool) -> Iterator[Check]:
                 "executor's Python",
                 "problem",
                 f"{places(them)}: no node can start: {error}",
-                "Install sparkdl-cluster in the executors' Python, with what it needs",
+                "Install sparkdl-cluster in the executors' Python, with its dependencies",
             )
     sizes = [(machine.shm_nbytes, one) for one, machine in _machines(facts) if machine.shm_nbytes]
     if not (needs_shm and sizes):

@@ -137,7 +137,7 @@ class Controller:
         answers = self._ask([node.node_id for node in self.spec.nodes], msg.Fetch, deadline)
         silent = "its agent did not answer: it is lost or stopped, or cannot be reached"
         if self.look(lambda view: states.is_empty(view.state)):
-            silent = "it has ended, as the cluster has"
+            silent = "the cluster has ended"
         return {node.name: answers.get(node.node_id, silent) for node in self.spec.nodes}
 
     def _ask(

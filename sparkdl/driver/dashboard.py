@@ -110,8 +110,8 @@ def folder_of_records(folder: str | os.PathLike[str]) -> str:
     found = urlsplit(text)
     if found.scheme not in ("", "file") or found.netloc:
         raise ConfigError(
-            f"record={text!r} is a URL, and lines are appended to files of the driver's machine: "
-            "give a path there, for example where that storage is mounted"
+            f"record={text!r} is a URL, and must be a path on the driver's machine, because lines "
+            "are appended to its files: give, for example, the path where that storage is mounted"
         )
     own = os.path.abspath(os.path.expanduser(found.path if found.scheme else text))
     try:
@@ -204,7 +204,7 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
         # By default a launch must not fail for want of a dashboard.
         if wanted:
             raise
-        _log.warning("There is no dashboard: %s", error)
+        _log.warning("Continuing without a dashboard: %s", error)
         return None
 
 

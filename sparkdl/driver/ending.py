@@ -126,7 +126,7 @@ class Ending:
                     step()
                 except Exception:  # noqa: BLE001 (Spark is gone, perhaps; the next steps run)
                     _log.warning(
-                        "Ending a part of the cluster failed; processes of its nodes may remain "
+                        "Stopping a part of the cluster failed; processes of its nodes may remain "
                         "until their executors end",
                         exc_info=True,
                     )
@@ -155,8 +155,8 @@ class Ending:
         left = controller.look(lambda view: getattr(view.state, "left_behind", ()))
         if left or not is_stopped:
             _log.warning(
-                "Agents did not end in time and were disconnected: %s. They end by themselves; "
-                "look at their hosts if a GPU or port stays in use",
+                "Agents did not end in time and were disconnected: %s. They exit once "
+                "disconnected; check their hosts if a GPU or port stays in use",
                 listed(left),
             )
 
@@ -194,7 +194,7 @@ def ends_if_interrupted(
         except KeyboardInterrupt:
             ending.ask(0.0)  # before anything that another interrupt could come into
             ending.wait()
-            raise KeyboardInterrupt("the training was ended, and all its nodes with it") from None
+            raise KeyboardInterrupt("training interrupted; all nodes were stopped") from None
         except NodeFailedError as error:
             raise error.with_traceback(None) from error.__cause__
 

@@ -271,7 +271,7 @@ def _start(
         ending.ask(0.0)  # before anything that another interrupt could come into
         ending.wait()
         if is_interrupt(error, handled):
-            raise KeyboardInterrupt("the launch was ended, and all nodes with it") from None
+            raise KeyboardInterrupt("launch interrupted; all nodes were stopped") from None
         raise
 
 
@@ -296,7 +296,7 @@ def _at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]
 def _gather(controller: Controller, spec: ClusterSpec) -> Any:
     timeout_s = spec.settings.start_timeout_s + _JOIN_MARGIN_S
     if not controller.gather(Deadline.after(timeout_s)):
-        raise LaunchError(f"the controller did not decide within {timeout_s:g} s")
+        raise LaunchError(f"the launch neither succeeded nor failed within {timeout_s:g} s")
     state = controller.look(lambda view: view.state)
     problem = failure_of(state)
     if problem is not None:

@@ -73,7 +73,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
             # With its value, as in a task that has loaded it: nodes cannot ask Spark for it.
             return type(obj), (None, None, None, ""), {"_value": given.value}
         if pyspark is not None and isinstance(obj, getattr(pyspark, "Accumulator", ())):
-            raise TypeError(f"{obj!r} cannot be added to on a node: return the number instead")
+            raise TypeError(f"{obj!r} is an accumulator: return the number from map_fun instead")
         return super().reducer_override(obj)
 
 

@@ -69,9 +69,9 @@ def refuse_adapting(library: str) -> None:
 def _adapt(stock: Function, layer: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
     if readers_of(data):
         raise ConfigError(
-            f"{type(layer).__name__}.adapt() was given the feed of one of several nodes: each "
-            "would learn other values from its own rows. Learn them in the driver's program, of "
-            "the DataFrame, and give the layer the result: vocabulary=…, mean= and variance=…, "
+            f"{type(layer).__name__}.adapt() was given the feed of one of several nodes: each node "
+            "would learn other values from its own rows. Compute the values in the driver, from "
+            "the DataFrame, and give them to the layer: vocabulary=…, mean= and variance=…, "
             "bin_boundaries=…"
         )
     return stock(layer, data, *args, **kwargs)

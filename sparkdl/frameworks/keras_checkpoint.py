@@ -129,13 +129,13 @@ class _Saver:
     def train_begin(self, model: Any) -> None:
         if self._folder is not None:
             _restore(model, _file(self._folder, model, self._ctx))
-            _log.info("Training goes on at step %d, epoch %d", self.begun.step, self.begun.epoch)
+            _log.info("Training resumes at step %d, epoch %d", self.begun.step, self.begun.epoch)
             self._folder = None
 
     def epoch_begin(self, epoch: int, has_length: bool) -> None:
         if self._epoch is None and epoch != self.begun.epoch:
             raise ConfigError(
-                f"fit begins at epoch {epoch}, and the checkpoint goes on at epoch "
+                f"fit begins at epoch {epoch}, but the checkpoint continues at epoch "
                 f"{self.begun.epoch}: call model.fit(..., initial_epoch=checkpoint.initial_epoch)"
             )
         if has_length and self._every_steps:

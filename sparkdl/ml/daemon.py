@@ -35,8 +35,8 @@ def main() -> None:
                 import_module(name)
     except ImportError as error:
         _log.warning(
-            "Not all of SPARKDL_PRELOAD is imported ahead of Python workers: %s. Install it on "
-            "the executors, or leave it out of SPARKDL_PRELOAD",
+            "A module of SPARKDL_PRELOAD cannot be imported before Python workers start: %s. "
+            "Install it on the executors, or leave it out of SPARKDL_PRELOAD",
             error,
         )
     finally:

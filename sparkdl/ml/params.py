@@ -171,9 +171,9 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "or those named"),
     ("handle_invalid", "error", _one_of(*INVALID), "A row with a null in an input column: 'error', "
      "'skip' leaves it out, 'keep' gives it null outputs"),
-    ("model_per", "auto", _one_of(*MODEL_PER), "Where copies of the model are: one in each task "
-     "'slot'; one in each 'executor', there each of its GPUs, for all of its slots; 'auto': each "
-     "GPU, unless tasks have whole ones, else each slot"),
+    ("model_per", "auto", _one_of(*MODEL_PER), "Where the model is loaded: 'slot': in each task "
+     "slot; 'executor': once per GPU of an executor, or once without; 'auto': 'executor' where "
+     "tasks share GPUs, else 'slot'"),
     # for PyTorch
     ("input_shapes", {}, _dict, "DataFrame column to the shape of its rows, for arrays that are "
      "stored flat: [3, 224, 224]"),

@@ -209,9 +209,9 @@ class Checkpoints:
             )
         if self._resumed is not None and step < self._resumed.step:
             raise ConfigError(
-                f"ctx.checkpoint({step}), but the feeds go on at step {self._resumed.step}: load "
-                f"ctx.last_checkpoint and count on from its step. To start over, choose another "
-                f"checkpoint_dir"
+                f"ctx.checkpoint({step}), but the feeds continue at step {self._resumed.step}: "
+                "load ctx.last_checkpoint and count on from its step. To start over, choose "
+                "another checkpoint_dir"
             )
 
     def _complete(self, name: CheckpointName) -> Manifest:

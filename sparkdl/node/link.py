@@ -200,8 +200,8 @@ def _meant(read: list[str], batches: int) -> str:
     if len(read) != 1:
         names = ", ".join(map(repr, sorted(read))) or "none"
         raise ConfigError(
-            f"batches={batches} could be of several feeds, or of none: read were {names}. Name "
-            "the feeds: batches={'input': …}"
+            f"batches={batches} names no feed, and this node reads {names}. Name the feeds: "
+            "batches={'input': …}"
         )
     return read[0]
 
@@ -245,7 +245,7 @@ class AgentLink:
             when_idle()
             start = self._starts.get()
         if start is None:
-            raise FeedClosedError("the agent of this node went away before the world began")
+            raise FeedClosedError("the agent of this node ended before the training began")
         message, fd = start
         if fd < 0:
             raise ConfigError(f"this node cannot have its port: {OUT_OF_DESCRIPTORS}")
@@ -274,7 +274,7 @@ class AgentLink:
             )
         if end.problem:
             raise CoordinationError(
-                f"call {number + 1} of ctx.all_gather or ctx.barrier has no end: {end.problem}"
+                f"call {number + 1} of ctx.all_gather or ctx.barrier cannot complete: {end.problem}"
             )
         return [decode_value(part) for part in end.values]
 

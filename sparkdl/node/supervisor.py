@@ -130,7 +130,7 @@ class ChildLog:
             self._rest = b""
         found, chars = list[str](), 0
         if self._lost_chars:
-            found.append(f"sparkdl: {self._lost_chars} letters were printed too fast to be shown")
+            found.append(f"sparkdl: {self._lost_chars} characters dropped: printed too fast")
             self._lost_chars = 0
         while self._new and chars < self.read_chars:
             found.append(self._new.popleft())
@@ -544,7 +544,7 @@ class NodeChild:
         try:
             return Child.fork(loop, self._child_spec, self._on_exit)
         except OSError as error:  # the path of its socket may be too long, for example
-            _log.warning("No fork server can be had, so restarts are slower: %s", error)
+            _log.warning("The fork server is not available, so restarts are slower: %s", error)
             self._forks = False
             return None
 

@@ -90,7 +90,7 @@ class TensorBoard:
             self._report(BoardStarted(port, process.pid))
             await self._read_on(process)
         except (asyncio.TimeoutError, OSError, LaunchError) as error:
-            problem = self._problem_text(str(error) or f"not within {START_S:g} s")
+            problem = self._problem_text(str(error) or f"no answer within {START_S:g} s")
             self._report(BoardStarted(problem=problem))
         finally:
             if process is not None:

@@ -61,8 +61,8 @@ class TransformSpec:
         edits = {name: (dtype, shape) for name, dtype, shape in map(_edit, self.edit_fields or ())}
         if missing := [name for name in names if name not in frame.columns]:
             raise ConfigError(
-                f"TransformSpec: the function's frame has no column {missing[0]!r}, and must have "
-                f"all that are kept; its columns are {', '.join(map(repr, frame.columns))}"
+                f"TransformSpec: the function's frame has no column {missing[0]!r}, but must have "
+                f"all columns that are kept; its columns are {', '.join(map(repr, frame.columns))}"
             )
         return {str(name): _array(name, frame[name], *edits.get(name, ())) for name in names}
 

@@ -171,8 +171,8 @@ class SparkDatasetConverter:
         """
         if not self.is_own:
             raise ConfigError(
-                f"{self.cache_dir_url} was given to make_spark_converter as it is, and delete() "
-                "removes only what that has written; delete it yourself"
+                f"{self.cache_dir_url} was not written by this converter, and delete() removes "
+                "only files that it has written; delete the folder yourself"
             )
         try:
             _delete_if_there(self.cache_dir_url)

@@ -210,9 +210,9 @@ class TFCluster:
             self._streams.append(feed)
             # The program's operator needs it, and warnings alone are seen without logging.
             _log.warning(
-                "The stream continues until a node wants no more, or a client asks the server at "
-                "%s:%d for the end: python -m sparkdl.tfos.reservation %s %d. It needs the token, "
-                "so start both programs with the same secret in %s",
+                "The stream continues until a node calls terminate(), or a client asks the server "
+                "at %s:%d to stop it: python -m sparkdl.tfos.reservation %s %d. The client needs "
+                "the token, so start both programs with the same secret in %s",
                 *(*self.cluster_meta["server_addr"] * 2, TOKEN_VARIABLE),
             )
         dstream.foreachRDD(lambda rdd: feed.feed(rdd))  # pyspark counts a function's arguments

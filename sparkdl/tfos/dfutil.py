@@ -60,8 +60,8 @@ def saveAsTFRecords(df: DataFrame, output_dir: str) -> None:
     # As Hadoop's output format, with which TensorFlowOnSpark wrote.
     if open_storage(storage).get_file_info(path).type.name != "NotFound":
         raise ConfigError(
-            f"{folder} is there already. Remove it, or add files by "
-            "sparkdl.data.write_tfrecords(df, path)"
+            f"{folder} already exists. Remove it, or add files by sparkdl.data.write_tfrecords(df, "
+            "path)"
         )
     write_tfrecords(df, folder)
 

@@ -76,7 +76,7 @@ class Server:
 
     def __init__(self, count: int) -> None:
         if count < 1:
-            raise ConfigError(f"a server waits for one node at least, not {count}")
+            raise ConfigError(f"count={count}: must be 1 or more nodes")
         self.reservations = Reservations(count)
         self.done = False
         self.address: tuple[str, int] | None = None

@@ -103,8 +103,8 @@ def _unnested(name: str, column: Array) -> tuple[Array, Array]:
     parts = [part for part in column if len(part)] or [column[0]]
     if len({part.shape[1:] for part in parts}) > 1:
         raise FeedTypeError(
-            f"column {name!r} holds arrays that differ in more than their first dimension. "
-            "Make them alike in the others, or read the column with ctx.batches"
+            f"column {name!r} holds arrays that differ in more than their first dimension. Make "
+            "their other dimensions equal, or read the column with ctx.batches"
         )
     return np.concatenate(parts), np.fromiter(map(len, column), np.int64, len(column))
 
@@ -121,8 +121,8 @@ def _filled(name: str, column: Array, length: int | None) -> tuple[Array, Array,
     longest = int(lengths.max(initial=0))
     if length is not None and longest > length:
         raise FeedTypeError(
-            f"column {name!r} has a row of length {longest}, and pad={{{name!r}: {length}}} cuts "
-            f"nothing off: give a larger length, or feed functions.slice({name!r}, 1, {length})"
+            f"column {name!r} has a row of length {longest}, and pad={{{name!r}: {length}}} does "
+            f"not truncate: give a larger length, or feed functions.slice({name!r}, 1, {length})"
         )
     mask = np.arange(longest if length is None else length) < lengths[:, None]
     shape = (*mask.shape, *flat.shape[1:])

@@ -62,5 +62,5 @@ def test_an_agent_cannot_command(message: msg.ToAgent) -> None:
     ids=lambda data: data[:40].decode(errors="replace"),
 )  # fmt: skip
 def test_almost_messages_are_protocol_errors(decode: Decode, data: bytes) -> None:
-    with pytest.raises(ProtocolError, match="is no message"):
+    with pytest.raises(ProtocolError, match="an invalid message"):
         decode(data)

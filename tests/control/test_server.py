@@ -176,10 +176,10 @@ async def test_of_many_strangers_the_oldest_go_first_and_agents_come_in() -> Non
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("not json", "an agent sent something that is no message"),
-        (msg.encode(msg.Stop(0.0)), "an agent sent something that is no message"),
-        (b"\x00\xff", "an agent sent something that is no message"),
-        ('{"x":' + "[" * 100_000, "an agent sent something that is no message"),
+        ("not json", "an agent sent an invalid message"),
+        (msg.encode(msg.Stop(0.0)), "an agent sent an invalid message"),
+        (b"\x00\xff", "an agent sent an invalid message"),
+        ('{"x":' + "[" * 100_000, "an agent sent an invalid message"),
     ],
     ids=["noise", "a command", "bytes", "deep"],
 )
@@ -229,7 +229,7 @@ async def test_an_agent_that_says_nothing_and_does_not_ping_has_left() -> None:
     async with room(lease_s=0.2, close_s=ENDS_SOON_S) as here, here.raw_agent("frozen"):
         kind, agent_id, reason = await here.heard.next()
         assert (kind, agent_id) == ("left", "frozen")
-        assert re.match(r"it is unresponsive: no data for \d", reason)
+        assert re.match(r"it has sent no data for \d", reason)
 
 
 # What an agent is told.

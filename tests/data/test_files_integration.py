@@ -51,7 +51,7 @@ def test_a_folder_without_records_needs_a_schema(spark_local: SparkSession, tmp_
     for schema in ("bad", "bigint", "id bad"):
         with pytest.raises(ConfigError, match=f"'{schema}' is no schema of Spark.*Write it like"):
             read_tfrecords(spark_local, str(tmp_path), schema)
-    with pytest.raises(ConfigError, match="no record with a feature"):
+    with pytest.raises(ConfigError, match="no record has a feature"):
         infer_schema(spark_local, str(tmp_path))
 
 

@@ -111,5 +111,5 @@ def test_a_length_that_is_wrong_makes_no_one_wait_for_so_many_bytes() -> None:
     ids=["parquet", "gzip"],
 )
 def test_what_is_no_plain_tfrecord_file_is_called_so(data: bytes) -> None:
-    with pytest.raises(RecordError, match="Is it a TFRecord file, and not compressed"):
+    with pytest.raises(RecordError, match="It must be an uncompressed TFRecord file"):
         read(data)

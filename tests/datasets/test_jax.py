@@ -145,7 +145,7 @@ def test_processes_that_hold_the_same_rows_are_found(parts: Any, members: int) -
 )
 def test_rows_that_overlap_are_refused(parts: Any) -> None:
     sharding: Any = Held(parts)
-    with pytest.raises(ConfigError, match="hold rows that overlap, or not equally many"):
+    with pytest.raises(ConfigError, match="hold overlapping rows, or unequal numbers of them"):
         GlobalRows.of(sharding)
 
 

@@ -272,7 +272,7 @@ def test_dataset_is_read_in_the_nodes_process_alone() -> None:
             iter(data)
         data = dataset(it)
         data._pid += 1  # as if forked
-        with pytest.raises(ConfigError, match="with this very dataset"):
+        with pytest.raises(ConfigError, match="this dataset itself"):
             iter(data)
 
 

@@ -56,7 +56,7 @@ def test_command_prints_json_alone_and_says_by_its_status_what_it_found(
 
 
 @pytest.mark.parametrize(
-    ("hangs", "why"), [(False, "Could not parse"), (True, "nothing for 0.3 s")]
+    ("hangs", "why"), [(False, "Could not parse"), (True, "no answer within 0.3 s")]
 )
 def test_session_that_does_not_start_is_told_in_its_time(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], hangs: bool, why: str

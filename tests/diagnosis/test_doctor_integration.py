@@ -46,7 +46,7 @@ def test_job_that_never_ends_is_cancelled(
     """A task stands still where nobody has set a limit."""
     monkeypatch.setattr(probe, "run_probe", _never)
     found = findings(sparkdl.doctor(spark_cluster, 1, framework="plain", limit_s=1))
-    assert found["executors"].startswith("problem: a job of 4 tasks has not ended within 1 s")
+    assert found["executors"].startswith("problem: a job of 4 tasks did not finish within 1 s")
     assert "launch" in found
 
 

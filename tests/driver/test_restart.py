@@ -60,8 +60,8 @@ def test_evaluator_is_fed_beside_the_workers_which_go_on_when_it_dies_in_a_feed(
         assert cluster.results(SOON_S) == [trainer, None]
         assert cluster.status() == "Finished"
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-    (told,) = (text for text in warnings if "goes on without" in text)
-    assert "goes on without evaluator:0: evaluator:0 (rank" in told
+    (told,) = (text for text in warnings if "continues without" in text)
+    assert "continues without evaluator:0: evaluator:0 (rank" in told
     assert not any("restart" in text for text in warnings)
 
 

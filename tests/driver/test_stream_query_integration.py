@@ -121,7 +121,7 @@ def test_micro_batch_that_a_stop_interrupts_comes_again_as_a_whole(
         )
         query.stop()
         assert (query.isActive, query.exception()) == (False, None)
-        assert until(lambda: ": 1 rows that waited for more" in caplog.text, SOON_S)
+        assert until(lambda: ": 1 rows too few for a step" in caplog.text, SOON_S)
         meet(held.port)
         again = cluster.train_stream(
             files.stream(), checkpoint_location=offsets, trigger={"availableNow": True}

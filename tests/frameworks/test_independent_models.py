@@ -161,7 +161,7 @@ def prepare(args: None, ctx: NodeContext) -> None:
 def test_accelerate_that_is_imported_too_late_is_refused() -> None:
     pytest.importorskip("accelerate")
     with (
-        pytest.raises(NodeFailedError, match=r"import accelerate before the call of ctx\.torch_d"),
+        pytest.raises(NodeFailedError, match=r"import accelerate before calling ctx\.torch_d"),
         launch(prepare, framework="torch") as cluster,
     ):
         cluster.feed(ROWS)

@@ -347,4 +347,4 @@ def test_two_workers_end_fit_at_the_same_epoch_and_with_it_all_its_feeds(
     assert [len(result["history"]["val_loss"]) for result in results] == [2, 2]
     assert results[0]["history"] == results[1]["history"]
     assert min(results[0]["history"]["loss"]) > 0
-    assert "feed 'ended' has ended, and map_fun on" in caplog.text
+    assert "feed 'ended' has ended, but map_fun on" in caplog.text

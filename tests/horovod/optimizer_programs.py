@@ -223,7 +223,7 @@ def misuse(hvd: Any) -> None:
         optimizer.step()
     assert len(set(optimizer._parameter_names.values())) == len([*model.parameters()])
     renewed = distributed()
-    with pytest.raises(AssertionError, match="another DistributedOptimizer has been made"):
+    with pytest.raises(AssertionError, match="another DistributedOptimizer was made"):
         optimizer.step()
     model.frozen.weight.requires_grad_(True)
     loss_of(model, 0, 0).backward()

@@ -135,7 +135,7 @@ def joins(hvd: Any) -> int:
     if rank != 1:
         with pytest.raises(MismatchError, match="only sums and averages"):
             hvd.allgather(one)
-        with pytest.raises(hvd.HorovodInternalError, match="the members called different things"):
+        with pytest.raises(hvd.HorovodInternalError, match="the members' calls differ"):
             hvd.allreduce(torch.ones(1 + rank))
         assert float(hvd.allreduce(one, op=hvd.Sum)) == SIZE - 1
     if rank == 0:
@@ -306,10 +306,10 @@ def refusals(hvd: Any) -> None:
     for removed in removals:
         with pytest.raises(RemovedError):
             removed()
-    with pytest.raises(hvd.HorovodInternalError, match="the members called different things"):
+    with pytest.raises(hvd.HorovodInternalError, match="the members' calls differ"):
         hvd.allreduce(torch.zeros(2 + hvd.rank()))
     several = [torch.zeros(2, 3), torch.zeros(1)] if hvd.rank() else [torch.zeros(3, 2), tensor[:1]]
-    with pytest.raises(hvd.HorovodInternalError, match="the members called different things"):
+    with pytest.raises(hvd.HorovodInternalError, match="the members' calls differ"):
         hvd.broadcast_parameters(several)
 
 

@@ -110,5 +110,5 @@ def test_error_names_the_lost_host(
     failed = driver.wait_for("failed", ENDED_S)
     assert (failed["type"], failed["kind"]) == ("NodeLostError", "lost"), failed
     assert failed["host"] == lost.address
-    assert f"{lost.address} does not answer: not for 8 s" in failed["message"]
+    assert f"{lost.address} has not answered for 8 s" in failed["message"]
     assert_nothing_is_left(driver, lost, left)

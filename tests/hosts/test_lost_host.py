@@ -88,7 +88,7 @@ def test_lost_host_costs_one_generation_and_no_row(
     assert shut_down - trained < SHUT_DOWN_S, "it waited for the task on the lost host"
     assert driver.process.wait(ENDED_S) == 0
     said = driver.output.read_text(errors="replace")
-    assert f"{bed['h2'].address} does not answer: not for 8 s" in said
+    assert f"{bed['h2'].address} has not answered for 8 s" in said
     assert "did not end in time" not in said
 
 

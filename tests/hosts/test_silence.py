@@ -48,8 +48,8 @@ def test_agent_gives_up_before_the_driver_does(
     there, here = ends(bed, server)
     lose(bed["h1"])
     ended, left = here.wait_for("ended", SOON_S), there.wait_for("left", SOON_S)
-    assert ended["reason"].startswith("the driver's host does not answer")
-    assert left["reason"] == "client does not answer: not for 4 s"
+    assert ended["reason"].startswith("the driver's host has not answered")
+    assert left["reason"] == "client has not answered for 4 s"
     assert ended["at_s"] < left["at_s"]
 
 

@@ -143,7 +143,7 @@ def test_part_that_cannot_be_uploaded_leaves_those_before(contexts: Callable[...
 
 def test_steps_go_on_from_the_last_checkpoint(contexts: Callable[..., Any]) -> None:
     it = contexts(CheckpointRef(f"{URL}/step-0000000007-b-0", 7, -1))
-    with pytest.raises(ConfigError, match=r"feeds go on at step 7: load ctx\.last_checkpoint"):
+    with pytest.raises(ConfigError, match=r"feeds continue at step 7: load ctx\.last_checkpoint"):
         write(it.nodes[0], 6)
 
 

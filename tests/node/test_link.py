@@ -203,7 +203,7 @@ def test_closed_link_fails_every_wait() -> None:
             late.take(late.claim())
         with pytest.raises(FeedClosedError, match="agent of this node is gone"):
             ends.link.send(channel.Consumed("input"))
-        with pytest.raises(FeedClosedError, match="before the world began"):
+        with pytest.raises(FeedClosedError, match="before the training began"):
             ends.begun()
 
 
@@ -245,7 +245,7 @@ def test_number_of_batches_is_of_the_default_feed_or_of_the_only_one() -> None:
                 ends.send_segment(number, feed)
             ends.link.feeds.reader(feed).begin()
         assert ends.link.feeds.positions(None) == ends.link.feeds.positions(0) == ({}, {})
-        with pytest.raises(ConfigError, match="read were none"):
+        with pytest.raises(ConfigError, match="names no feed"):
             ends.link.feeds.positions(1)
         reading = {f: iter(EpochBatches(ends.link.feeds.reader(f), 1)) for f in ("input", "more")}
         next(reading["more"])

@@ -110,7 +110,9 @@ def test_transform_makes_columns_of_frames(converter: SparkDatasetConverter) -> 
         assert batch["image"].shape[1:] == (2, 3)
         assert str(batch["image"].dtype) == "torch.float32"
         assert batch["image"][:, 0, 0].tolist() == batch["id"].tolist()
-    with pytest.raises(ConfigError, match="no column 'no', and must have all that are kept"):
+    with pytest.raises(
+        ConfigError, match="no column 'no', but must have all columns that are kept"
+    ):
         ids(converter, transform_spec=TransformSpec(selected_fields=["no"]))
     with pytest.raises(ConfigError, match="shard 0 of 1 has no rows in epoch 0"):
         ids(converter, transform_spec=TransformSpec(lambda frame: frame[:0]), num_epochs=None)
@@ -160,7 +162,7 @@ def test_shard_without_rows_is_an_error_not_an_endless_wait(
 def test_files_of_others_are_not_deleted_and_may_be_a_plain_path(
     converter: SparkDatasetConverter, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="delete it yourself"):
+    with pytest.raises(ConfigError, match="delete the folder yourself"):
         converter.delete()
     assert sparkdl.make_spark_converter(str(tmp_path)).source == converter.source
     with pytest.raises(ConfigError, match="dtype='int8': must be 'float32'"):

@@ -90,7 +90,11 @@ def test_further_columns_come_if_they_or_their_column_are_named() -> None:
 @pytest.mark.parametrize(
     ("values", "length", "words"),
     [
-        ([[1, 2, 3]], 2, r"row of length 3, and pad=\{'c': 2\} cuts nothing off.*slice\('c', 1, 2"),
+        (
+            [[1, 2, 3]],
+            2,
+            r"row of length 3, and pad=\{'c': 2\} does not truncate.*slice\('c', 1, 2",
+        ),
         (
             [[[1], [2, 3]]],
             None,

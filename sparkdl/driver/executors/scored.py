@@ -92,9 +92,9 @@ def check_names(
         named = dict.fromkeys(named_by(name) for name in results if folded(name) in twice)
         raise ConfigError(
             f"the result would have two columns {', '.join(map(repr, twice))}: the DataFrame's "
-            f"({', '.join(kept)}) and the results' ({', '.join(results)}). Name the results "
-            f"otherwise with {', '.join(f'{name}=' for name in named)}, rename the DataFrame's "
-            "column (withColumnRenamed), or leave it out (df.drop)"
+            f"({', '.join(kept)}) and the results' ({', '.join(results)}). Rename the results with "
+            f"{', '.join(f'{name}=' for name in named)}, rename the DataFrame's column "
+            "(withColumnRenamed), or leave it out (df.drop)"
         )
 
 

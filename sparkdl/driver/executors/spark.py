@@ -158,7 +158,7 @@ class SparkExecutor(Executor):
         node_ids = tuple(node.node_id for node in nodes)
         with self._lock:
             is_again = bool(self._jobs)
-        what = f"nodes again: {listed([node.name for node in nodes])}" if is_again else "nodes"
+        what = f"restarted nodes: {listed([node.name for node in nodes])}" if is_again else "nodes"
         common = (launch.url, launch.token, spec, launch.payload)
         task = NodeTask(*common, node_ids, launch.tls)
         carried = set(nodes)
@@ -296,8 +296,8 @@ def _start_query(  # noqa: C901 (small functions that share one query)
 ) -> StreamingQuery:
     if not (isinstance(data, DataFrame) and data.isStreaming):
         raise ConfigError(
-            f"train_stream takes a streaming DataFrame, of spark.readStream, not this "
-            f"{type(data).__name__}; cluster.feed takes others"
+            "train_stream takes a streaming DataFrame, as spark.readStream makes it, not this "
+            f"{type(data).__name__}; call cluster.feed with other data"
         )
     # The user's session: with a micro-batch's copy `createDataFrame` would make that the active
     # one.
@@ -339,7 +339,7 @@ def _start_query(  # noqa: C901 (small functions that share one query)
             is_over = not is_wanted()
             query.stop()
             if waiting and not is_over:
-                text = "Query %s: %d rows that waited for more, committed by Spark, may be unused"
+                text = "Query %s ended: %d rows too few for a step are committed and may be unused"
                 _log.warning(text, query.id, len(waiting))
 
     writer: Any = data.writeStream.foreachBatch(take)

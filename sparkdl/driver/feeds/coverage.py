@@ -144,9 +144,8 @@ def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
     if before.numbering != now.numbering:
         way = "spark" if now.numbering else "nodes"
         raise ConfigError(
-            f"feed {feed!r}: when the checkpoint was made, Parquet files were read in another way, "
-            f"or they were other files. If it is the same DataFrame, feed it with reader={way!r}. "
-            f"{WHAT_TO_DO}"
+            f"feed {feed!r}: the checkpoint was made with another reader=, or with other Parquet "
+            f"files. If it is the same DataFrame, feed it with reader={way!r}. {WHAT_TO_DO}"
         )
     if 0 < before.partitions != now.partitions > 0:
         raise other_data(feed, before.partitions, now.partitions)

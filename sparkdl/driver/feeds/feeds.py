@@ -87,7 +87,7 @@ class Feeds:
         if request.epochs > 1 and isinstance(request.data, Iterator):
             kind = type(request.data).__name__
             raise ConfigError(
-                f"a {kind} can be read once, and epochs={request.epochs}; give a list"
+                f"a {kind} can be read only once, but epochs={request.epochs}; give a list"
             )
         if request.reader not in READERS:
             near = did_you_mean(request.reader, READERS)

@@ -106,7 +106,7 @@ def report(feed: Feed, run: Run) -> tuple[FeedReport, str]:
         many = f"{'at least ' * is_unknown}{unused} " * bool(unused)
         warning = f"Feed {feed.name!r}: {many}rows were not used: {why}"
         if is_short and epochs < call.request.epochs > 1:
-            warning += f". Used were {epochs} of {call.request.epochs} epochs"
+            warning += f". {epochs} of {call.request.epochs} epochs were used"
     steps = {name: given[node_id].steps for node_id, name in names.items()}
     result = FeedReport(
         *(epochs, rows, steps),
@@ -143,7 +143,7 @@ def stalled_waits(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount])
     others = ", ".join(f"{feed!r} to {listed(nodes)}" for feed, nodes in sorted(fed.items()))
     near = "".join(did_you_mean(feed, fed) for feed in unfed if feed not in fed)
     return (
-        f"map_fun waits for rows that the driver has not fed: {named}. It has fed "
+        f"map_fun waits for rows that the driver has not fed: {named}. The driver has fed "
         f"{others or 'nothing'}{near or '.'} Give feed= of cluster.feed(…) and of ctx.batches(…) "
         "the same name, and role= where nodes of another role read; feed several at once with "
         "cluster.feed_async, and all before cluster.wait()"
@@ -158,8 +158,8 @@ def reads_extra_epochs(
     ):
         return None
     return (
-        f"feed {now.feed!r} has ended, and map_fun on {node} has gone on to another epoch, which "
-        "has no batches. Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
+        f"feed {now.feed!r} has ended, but map_fun on {node} loops over another epoch, which has "
+        "no batches. Give cluster.feed(epochs=…) as many epochs as map_fun loops over, or loop "
         f"`while ctx.has_epoch({now.feed!r})`; to validate, feed the validation rows as another "
         "feed: cluster.feed_async(rows, epochs=…, feed='validation')"
     )
@@ -196,8 +196,8 @@ def warn_of_lost(name: str, calls: list[Call]) -> list[Action]:
         return []
     return [
         Warn(
-            f"Feed {name!r}: the nodes restart at their last checkpoint. Since then they have "
-            f"had {rows} rows in {len(calls)} micro-batches of a stream, which are lost to the "
-            "model: Spark does not bring them again. Make checkpoints more often where that matters"
+            f"Feed {name!r}: the nodes restart at their last checkpoint. The model loses the "
+            f"{rows} rows in {len(calls)} micro-batches of a stream since then, because Spark does "
+            "not send them again. Make checkpoints more often to lose fewer"
         )
     ]

@@ -93,8 +93,8 @@ class JobThread:
                 job()
             except Exception:  # noqa: BLE001 (of Spark, which may be gone; the next job is run)
                 _log.warning(
-                    "A Spark job of a feed raised an unexpected error. If the feed does not go "
-                    "on, shut the cluster down and launch it again",
+                    "A Spark job of a feed raised an unexpected error. If the feed does not "
+                    "continue, shut the cluster down and launch it again",
                     exc_info=True,
                 )
 
@@ -306,7 +306,7 @@ class FeedRunner:
             case fs.Answer():
                 self._answer(action)
             case fs.KeepProblem(error):
-                _log.error("Feed %r could not be fed again: %s", name, error)
+                _log.error("Feed %r could not be replayed: %s", name, error)
                 self._problem = self._problem or error
             case fs.Warn(text):
                 _log.warning("%s", text)

@@ -477,9 +477,8 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
     elif result.rows_unused and not run.is_unwanted:
         actions.append(
             Warn(
-                f"Feed {feed.name!r}: {result.rows_unused} rows of an earlier call, which were fed "
-                "again after a restart, have not been used yet; they come first in the next "
-                "epoch, if there is one"
+                f"Feed {feed.name!r}: {result.rows_unused} replayed rows of an earlier call have "
+                "not been used yet; they come first in the next epoch, if there is one"
             )
         )
     return Idle(feed), actions
@@ -638,8 +637,8 @@ def _check_can_be_fed(name: str, call: Call) -> None:
     if call.has_begun and isinstance(call.request.data, Iterator):
         kind = type(call.request.data).__name__
         raise FeedClosedError(
-            f"feed {name!r}: the nodes restart, and a {kind} cannot be fed again, whose rows no "
-            "checkpoint covers completely; give a list, a table, or a DataFrame"
+            f"feed {name!r}: the nodes restart, no checkpoint covers all rows of this {kind}, and "
+            "it can be read only once; give a list, a table, or a DataFrame"
         )
     call.has_begun = True
 

@@ -482,7 +482,7 @@ def _continues_without(state: Running, failure: Failure) -> Step[Running] | None
     after = replace(
         state, in_map_fun=state.in_map_fun - {node.node_id}, left=state.left | {node.node_id}
     )
-    return after, [Warn(f"the training goes on without {node.name}: {failure.describe()}")]
+    return after, [Warn(f"the training continues without {node.name}: {failure.describe()}")]
 
 
 def _relaunch(state: State) -> list[Action]:

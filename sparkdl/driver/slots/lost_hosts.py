@@ -67,7 +67,7 @@ def _forget(sc: SparkContext, executor_id: str, name: str) -> bool:
         master.removeExecutor(executor_id)
         # Its tasks are left to Spark's timeout: if they failed now, Spark would start the lost
         # node's task again at once, in a slot that feeding needs.
-        spark.schedulerBackend().removeWorker("", name, "sparkdl has given up this host")
+        spark.schedulerBackend().removeWorker("", name, "sparkdl has excluded this host")
     except Exception as error:  # noqa: BLE001 (py4j's, where this Spark lacks a method)
         _log.warning(
             "Spark %s keeps the blocks of executor %s until its heartbeat times out "

@@ -160,7 +160,7 @@ def choose_placement(spec: ClusterSpec, topology: Topology) -> SlotPlan:
             "set spark.dynamicAllocation.enabled=false, or placement='attached'"
         )
     there = f"{count(topology.slots, 'slot')}, {count(spec.num_tasks, 'node')}"
-    why = "Spark's tasks feed them" if spec.is_fed else "nothing has to be fed"
+    why = "Spark tasks feed the nodes" if spec.is_fed else "no Spark task feeds the nodes"
     return SlotPlan(attached, f"{there}: {why}", None if gpus == topology.task_gpus else gpus)
 
 

@@ -30,8 +30,8 @@ def explain_job_failure(error: Exception) -> SparkdlError:
         )
     if absent := re.search(r'Cannot run program "[^\n]*', text):
         return ConfigError(
-            f"an executor starts no Python: {absent[0]}. Set PYSPARK_PYTHON (or "
-            "spark.pyspark.python) to one that is there on all machines"
+            f"an executor cannot start Python: {absent[0]}. Set PYSPARK_PYTHON (or "
+            "spark.pyspark.python) to one that all machines have"
         )
     return LaunchError(f"the Spark job that carries the nodes failed: {raised_in_task(error)}")
 

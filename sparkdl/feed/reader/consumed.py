@@ -134,9 +134,9 @@ class ConsumedRows:
     def used(self) -> int:
         if self.ahead is None and self.count:
             raise ConfigError(
-                f"feed {self.feed!r} is read ahead of the training (by tf.data, or by workers "
-                "of a DataLoader), so that only you know how much of it the model has used. "
-                "Pass batches= to ctx.checkpoint: how many batches of it since map_fun began"
+                f"feed {self.feed!r} is read ahead of the training (by tf.data, or by workers of a "
+                "DataLoader), so the used rows are unknown. Pass batches= to ctx.checkpoint: the "
+                "number of batches that the model has used since map_fun began"
             )
         return self.count - (self.ahead or 0)
 
@@ -157,8 +157,8 @@ class ConsumedRows:
                 else "count the batches that the model has used since map_fun began"
             )
             raise ConfigError(
-                f"batches={batches}: {self.count} batches of feed {self.feed!r} have been handed "
-                f"out, and what the first {folded} to {self.count} held is known; {why}"
+                f"batches={batches}: must be {folded} to {self.count}, the batches of feed "
+                f"{self.feed!r} whose rows are known; {why}"
             )
         parts = [part for i in range(batches - folded) for part in self._latest[i]]
         found = _merged([self._committed_rows, self._rows_since, _ranges(parts)])

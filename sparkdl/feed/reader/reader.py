@@ -170,12 +170,12 @@ class FeedRegistry:
 def end_of_feed(feed: str, count: int) -> EndOfFeedError:
     epochs = f"after {count} epoch{'s' * (count > 1)}" if count else "before any row came"
     return EndOfFeedError(
-        f"feed {feed!r} ended {epochs}, and map_fun goes on to epoch {count + 1}, which has no "
+        f"feed {feed!r} ended {epochs}, but map_fun goes on to epoch {count + 1}, which has no "
         "batches: each loop over it, each epoch of fit, and each evaluate or predict takes one. "
-        "Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
-        f"`while ctx.has_epoch({feed!r})`. To validate, feed the validation rows as another feed: "
-        "cluster.feed_async(rows, epochs=…, feed='validation') before cluster.feed(…), and read it "
-        "with feed='validation'"
+        "Give cluster.feed(epochs=…) as many epochs as map_fun takes, or loop `while "
+        f"ctx.has_epoch({feed!r})`. To validate, feed the validation rows as another feed: "
+        "cluster.feed_async(rows, epochs=…, feed='validation') before cluster.feed(…), and read "
+        "it with feed='validation'"
     )
 
 
@@ -277,10 +277,10 @@ class FeedReader:
             if before < now.abandoned == WARNED_ITERATION:
                 self.registry.warn(
                     self.feed,
-                    "a loop over it was left early twice in one epoch. Each loop begins "
-                    "the epoch again, in another order if it is shuffled, so some of its rows may "
-                    "never be read. With steps=…, as in ctx.batches(…, steps=100), a loop ends "
-                    "after that many batches, and the next one continues behind them",
+                    "a loop over it was left early twice in one epoch. Each loop begins the epoch "
+                    "again, in another order if it is shuffled, so some of its rows may never be "
+                    "read. With steps=…, as in ctx.batches(…, steps=100), a loop ends after that "
+                    "many batches, and the next loop continues there",
                 )
             self._is_reported &= before == now.abandoned
             self._changed.notify_all()
@@ -367,7 +367,7 @@ class FeedReader:
                     f"feed {self.feed!r}: a loop over it was left early, and the epoch cannot "
                     "begin again: it does not fit in the node's feed memory, so its first rows "
                     "have been released. Pass steps=… (ctx.batches(…, steps=100)): a loop ends "
-                    "after that many batches, and the next one continues behind them. Or read the "
+                    "after that many batches, and the next loop continues there. Or read the "
                     "epoch to its end, or raise Feeding(memory_nbytes=…)"
                 )
             if cursor.next_item is not None:  # before inference, which belongs to no epoch

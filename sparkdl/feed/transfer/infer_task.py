@@ -282,7 +282,7 @@ class _Call:
                 limit_s = now_s - silent_since_s
                 break
         if not self._is_over:
-            silence = f"not a word for {limit_s:.0f} s"
+            silence = f"no message for {limit_s:.0f} s"
             name = self._target.name
             self._give_up(FeederError(f"inference at {name} failed: {silence}"))
 

@@ -152,7 +152,7 @@ def op_of(op: Any = None, average: bool | None = None) -> Op:
         RemovedError: for `Adasum`.
     """
     if op is not None and average is not None:
-        raise ConfigError("average and op cannot both be given; op=hvd.Average or hvd.Sum says it")
+        raise ConfigError(f"average={average} and op cannot both be given: leave out average")
     if op is None:
         return Op.SUM if average is False else Op.AVERAGE
     if op == Adasum:

@@ -169,9 +169,9 @@ class ObjectState:
         kept = cloudpickle.loads(path.read_bytes())
         if unknown := [name for name in kept if name not in self._kept]:
             raise ConfigError(
-                f"the last commit has the state of {unknown[0]!r}, which this "
-                f"{type(self).__name__} has not (it keeps {[*self._kept]}): give it the same "
-                "attributes, or choose another checkpoint_dir"
+                f"the last commit has the state of {unknown[0]!r}, but this {type(self).__name__} "
+                f"keeps {[*self._kept]}: give it the same attributes, or choose another "
+                "checkpoint_dir"
             )
         self._kept |= kept
         self.restore()
@@ -389,7 +389,7 @@ class CommitState:
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         super().__init__()
         if batches_per_commit < 1:
-            raise ConfigError(f"batches_per_commit={batches_per_commit}: give a number from 1")
+            raise ConfigError(f"batches_per_commit={batches_per_commit}: must be 1 or more")
         self.state = state
         self.batches_per_commit = batches_per_commit
         self._batches, self._is_due = 0, False

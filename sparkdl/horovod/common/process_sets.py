@@ -285,7 +285,8 @@ def group_of(process_set: ProcessSet | None = None) -> Group:
     _, group = _known(process_set)
     if group is None:
         raise ConfigError(
-            f"rank {horovod_state().rank} is not in {process_set}: ask process_set.included() first"
+            f"rank {horovod_state().rank} is not in {process_set}: call process_set.included() "
+            "first"
         )
     return group
 

@@ -142,7 +142,7 @@ class Schedule:
                 )
         if self.momentum_correction and getattr(self.model.optimizer, "momentum", None):
             _log.warning(
-                "momentum_correction is not done: %s has a momentum that cannot be changed. Give "
+                "momentum_correction is ignored: the momentum of %s cannot be changed. Give "
                 "momentum_correction=False",
                 type(self.model.optimizer).__name__,
             )

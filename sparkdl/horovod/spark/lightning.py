@@ -60,8 +60,8 @@ class TorchEstimator(
         super()._check_params()
         if self._package() is None:
             raise ConfigError(
-                f"the model is a {type(self.getModel()).__name__}, and no LightningModule: make "
-                "one of it, or use sparkdl.horovod.spark.torch.TorchEstimator"
+                f"the model is a {type(self.getModel()).__name__}, but must be a LightningModule: "
+                "wrap it in one, or use sparkdl.horovod.spark.torch.TorchEstimator"
             )
         for name in ("optimizer", "loss", "loss_weights", "metrics"):
             if self.getOrDefault(name):

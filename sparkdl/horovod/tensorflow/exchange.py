@@ -138,8 +138,8 @@ def _moved(work: Function, *tensors: Any) -> list[Any]:
         from torch.utils.dlpack import from_dlpack, to_dlpack
     except ImportError as error:
         raise FrameworkMissingError(
-            "tensors of TensorFlow travel by PyTorch, which this node does not have: pip install "
-            "torch"
+            "collectives on tensors of TensorFlow need PyTorch, which this node does not have: "
+            "pip install torch"
         ) from error
     lent = [from_dlpack(tensor) for tensor in tensors]
     results = []

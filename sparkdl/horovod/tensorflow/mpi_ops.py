@@ -294,7 +294,7 @@ def _not_in_graph(what: str) -> None:
 
     if not tf.executing_eagerly():
         raise ConfigError(
-            f"hvd.{what}() waits when it is called, and tf.function only traces it: call it outside"
+            f"hvd.{what}() cannot run inside tf.function, which only traces it: call it outside"
         )
 
 

@@ -271,7 +271,7 @@ class Passes:
 
     def __init__(self, count: int, is_mean: bool) -> None:
         if not isinstance(count, int) or count < 1:
-            raise ConfigError(f"backward_passes_per_step={count!r}: give a whole number from 1")
+            raise ConfigError(f"backward_passes_per_step={count!r}: must be a whole number from 1")
         self.count = count
         self._is_mean = is_mean
         self._done: Any = None

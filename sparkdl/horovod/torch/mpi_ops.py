@@ -115,7 +115,7 @@ def poll(handle: Future[Any]) -> bool:
 
 def _checked(handle: Future[Any]) -> Future[Any]:
     if not isinstance(handle, Future):
-        raise ConfigError(f"{handle!r} is no handle: give what an _async operation returned")
+        raise ConfigError(f"{handle!r}: must be a handle, which an _async operation returns")
     return handle
 
 

@@ -136,7 +136,7 @@ class Reducer:
     def check(self, params: Iterable[torch.Tensor]) -> None:
         if self.is_replaced:
             raise OrderOfCallsError(
-                "another DistributedOptimizer has been made of these parameters, which reduces "
+                "another DistributedOptimizer was made of these parameters later, and reduces "
                 "their gradients: step that one"
             )
         new = sum(param.grad is not None and id(param) not in self._known for param in params)

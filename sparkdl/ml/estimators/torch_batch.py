@@ -252,7 +252,7 @@ def accuracy(loss: Loss, output: torch.Tensor, label: torch.Tensor) -> torch.Ten
     """Return for each row, or each of its values, whether the most likely class is the label."""
     if not hasattr(output, "ndim") or not hasattr(label, "ndim"):
         raise ConfigError(
-            "the metric 'accuracy' is of one output and one label: give a function of the model's "
+            "the metric 'accuracy' takes one output and one label: give a function of the model's "
             f"output, a {type(output).__name__}, and the label, a {type(label).__name__}"
         )
     is_own_shape = label.shape == output.shape

@@ -85,8 +85,8 @@ class TorchTask(ModuleTask):
 def check_lightning() -> None:
     if find_spec("lightning") is None:
         raise FrameworkMissingError(
-            "TorchEstimator trains by Lightning's Trainer, and there is no Lightning: "
-            "pip install 'sparkdl[torch]', here and on the executors"
+            "TorchEstimator needs Lightning, whose Trainer trains the model: pip install "
+            "'sparkdl[torch]', here and on the executors"
         )
 
 
@@ -221,8 +221,9 @@ def check_trainer_args(given: Mapping[str, Any], callbacks: Any = ()) -> None:
     for each in callbacks:
         if found := [kind.__name__ for kind in type(each).__mro__ if kind.__name__ in _READERS]:
             raise ConfigError(
-                f"callbacks has a {found[0]}, which reads rows beside the epochs of the training, "
-                "and the feed has no others: leave it out, or train it by launch, with its own data"
+                f"callbacks has a {found[0]}, which reads rows outside of the training's epochs, "
+                "and the feed has no others: leave it out, or train it by launch, with its own "
+                "data"
             )
 
 

@@ -65,8 +65,8 @@ def check_mode(stage: Any) -> None:
     useless = [name for name in _NODES_ONLY if stage.isSet(name)]
     if stage.getMode() == "jobs" and useless:
         raise ConfigError(
-            f"{', '.join(useless)}: only mode='nodes' has this, and mode is 'jobs'; leave it out, "
-            "or set the mode"
+            f"{', '.join(useless)} cannot be used with mode='jobs'; leave it out, or set "
+            "mode='nodes'"
         )
 
 

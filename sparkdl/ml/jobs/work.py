@@ -282,8 +282,8 @@ class Work:
             if record.digest != self.parts.digests[number]:
                 raise ReadError(
                     f"Spark computed partition {number} of the {self.parts.role} rows again, and "
-                    "they are not those of before: make the DataFrame deterministic, or write it "
-                    "to Parquet and read that"
+                    "got other rows: make the DataFrame deterministic, or write it to Parquet and "
+                    "read that"
                 )
         path = path_of(folder_of(self.job), self.parts.role, number, self.parts.digests[number])
         found = Sum(number)

@@ -250,7 +250,7 @@ class ScorerClient:
             "for several task slots, ended with rows unanswered"
         )
         if killed := oom_kills() - self._oom_kills:
-            text += f". Meanwhile the kernel has killed {killed} processes here for want of memory"
+            text += f". The kernel has killed {killed} processes here meanwhile for lack of memory"
         tail = _tail(self._log.fileno())
         lines = "".join(f"\n  | {line}" for line in tail.splitlines())
         return f"{text}. {'Its last lines:' + lines if tail else 'No output was captured'}"

@@ -184,8 +184,8 @@ def _type(tensor: Tensor, declared: str | None) -> t.DataType:
     (field,) = arrow_schema(t.StructType([t.StructField(tensor.name, kind)]))
     if not fits(field.type, tensor.dtype, dims):
         raise ConfigError(
-            f"output_types: the model's output {tensor} cannot be a column of type {declared}; by "
-            f"itself it is {from_arrow_type(own).simpleString()}. Declare that, or cast the column "
+            f"output_types: the model's output {tensor} cannot be a column of type {declared}; its "
+            f"own type is {from_arrow_type(own).simpleString()}. Declare that, or cast the column "
             "afterwards"
         )
     return kind

@@ -40,7 +40,7 @@ def _ask(source: ModelSource) -> Signature:
         raise
     except ImportError as error:
         raise FrameworkMissingError(
-            "tensorflow cannot be imported by the driver, which asks it for the model's outputs: "
+            "the driver needs tensorflow to find the model's outputs, and cannot import it: "
             f"{error}. Install it: pip install tensorflow (or tensorflow-cpu)"
         ) from error
     except Exception as error:
@@ -66,7 +66,7 @@ def _apart(source: ModelSource) -> Signature:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise SparkdlError(f"not within {_DEADLINE_S:g} s; is its storage slow?") from None
+        raise SparkdlError(f"no answer within {_DEADLINE_S:g} s; its storage may be slow") from None
     if done.returncode:
         # The last line of Python's traceback has the error; the rest is about this process.
         lines = done.stderr.decode(errors="replace").strip().splitlines()

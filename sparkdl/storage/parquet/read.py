@@ -140,9 +140,8 @@ class _Reader:
         # The length and not the time, because hosts may have copies of their own.
         if wanted.nbytes >= 0 and self._system.get_file_info(path).size != wanted.nbytes:
             raise ReadError(
-                f"{path} has changed since Spark has listed it for the DataFrame, or is not the "
-                "same on this host. Make the DataFrame again (spark.read.parquet), or give "
-                "reader='spark'"
+                f"{path} has changed since Spark listed it for the DataFrame, or differs on this "
+                "host. Make the DataFrame again (spark.read.parquet), or give reader='spark'"
             )
         with self._lock:
             footer = self._footers.get(path)

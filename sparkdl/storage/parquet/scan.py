@@ -111,7 +111,7 @@ def _read_footer(
     try:
         file = listed[path]
         if not is_unchanged(system, path, file.nbytes, file.modified_ms):
-            raise ConfigError(f"{path} has changed since Spark has listed it")
+            raise ConfigError(f"{path} has changed since Spark listed it")
         with pq.ParquetFile(path, filesystem=system) as parquet:
             metadata, schema = parquet.metadata, parquet.schema_arrow
     except (OSError, pa.ArrowException) as error:

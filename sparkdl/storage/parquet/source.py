@@ -209,7 +209,7 @@ def _agreed_schema(
         _raise_if_missing(names, schema.names, path)
         others = [name for name in schema.names if name not in names]
         if columns is None and others:
-            raise ConfigError(f"{path} has columns that {paths[0]} has not: {others}. {_NAME_THEM}")
+            raise ConfigError(f"{path} has columns that {paths[0]} lacks: {others}. {_NAME_THEM}")
         for name in names:
             kinds = first.field(name).type, schema.field(name).type
             if not kinds[0].equals(kinds[1]):

@@ -310,8 +310,8 @@ def test_files_are_those_that_the_dataframe_was_made_of(
     pq.write_table(table, tmp_path / "b.parquet")
     assert assert_same(frame).num_rows == 10
     os.utime(tmp_path / "a.parquet", (1e9, 1e9))
-    with pytest.raises(ConfigError, match="has changed since Spark has listed it"):
+    with pytest.raises(ConfigError, match="has changed since Spark listed it"):
         scanned_files(frame, is_local=True)
     os.unlink(tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match="has changed since Spark has listed it"):
+    with pytest.raises(ConfigError, match="has changed since Spark listed it"):
         scanned_files(frame, is_local=True)

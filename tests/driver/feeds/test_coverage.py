@@ -157,9 +157,9 @@ def test_without_restarts_or_checkpoints_data_are_let_go_of_once_they_are_fed() 
     [
         (CallShape(3), CallShape(4), "4 partitions, and 3 when .* the same data, in the same"),
         (CallShape(1, {0: 10}), CallShape(1, {0: 12}), "10 rows of files, and there are 12 now"),
-        (CallShape(1, {0: 10}), CallShape(1, {0: 10}, "n"), "another way.*reader='spark'"),
-        (CallShape(1, {0: 10}, "n"), UNKNOWN, "another way.*reader='nodes'"),
-        (CallShape(1, {0: 10}, "n"), CallShape(1, {0: 10}, "m"), "or they were other files"),
+        (CallShape(1, {0: 10}), CallShape(1, {0: 10}, "n"), "another reader=.*reader='spark'"),
+        (CallShape(1, {0: 10}, "n"), UNKNOWN, "another reader=.*reader='nodes'"),
+        (CallShape(1, {0: 10}, "n"), CallShape(1, {0: 10}, "m"), "or with other Parquet files"),
     ],
 )
 def test_other_data_than_a_checkpoint_was_made_with_are_refused(

@@ -291,9 +291,9 @@ def test_misspelt_name_of_a_feed_is_told_with_both_names_and_is_an_error_at_the_
         ):
             cluster.results(SOON_S)
         cluster.abort()
-    told = "'validation' on worker:0. It has fed 'validations' to worker:0; did you mean"
+    told = "'validation' on worker:0. The driver has fed 'validations' to worker:0; did you mean"
     assert caplog.text.count(told) == 1
-    assert "has gone on to another epoch" not in caplog.text
+    assert "loops over another epoch" not in caplog.text
 
 
 @pytest.mark.parametrize("loops", [3, 5])
@@ -319,7 +319,7 @@ def test_loop_that_goes_on_beyond_the_end_is_told_of_and_then_fails(
         ),
         Deadline.after(SOON_S),
     )
-    assert f"feed {feed!r} has ended, and map_fun on worker:" in caplog.text
+    assert f"feed {feed!r} has ended, but map_fun on worker:" in caplog.text
 
 
 # files

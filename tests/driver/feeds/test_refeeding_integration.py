@@ -129,8 +129,8 @@ def test_micro_batches_since_the_checkpoint_are_told_of_and_the_one_under_way_co
     assert result["model"] == [*range(16), *range(18, 24)], (
         "the checkpoint of step 8 covers two and two steps"
     )
-    (told,) = [r.message for r in caplog.records if "lost to the model" in r.message]
-    assert "they have had 2 rows in 1 micro-batches" in told
+    (told,) = [r.message for r in caplog.records if "The model loses" in r.message]
+    assert "loses the 2 rows in 1 micro-batches" in told
 
 
 def iterations(args: list[str], ctx: NodeContext) -> dict[str, list[list[int]]]:

@@ -26,10 +26,10 @@ def test_nodes_that_read_what_nobody_feeds_are_named_with_what_is_fed() -> None:
     fed = FeedCount("input", began=0)
     feeds = {(0, "input"): fed, (0, "inputs"): FeedCount("inputs"), (1, "input"): fed}
     assert stalled_waits(SPEC, feeds).startswith(
-        "map_fun waits for rows that the driver has not fed: 'inputs' on worker:0. It has fed "
-        "'input' to worker:0, worker:1; did you mean 'input'? Give feed= "
+        "map_fun waits for rows that the driver has not fed: 'inputs' on worker:0. The driver has "
+        "fed 'input' to worker:0, worker:1; did you mean 'input'? Give feed= "
     )
-    assert "It has fed nothing." in stalled_waits(SPEC, {(1, "input"): FeedCount("input")})
+    assert "The driver has fed nothing." in stalled_waits(SPEC, {(1, "input"): FeedCount("input")})
 
 
 def test_feed_that_began_brought_rows_or_is_not_read_any_more_is_no_reason() -> None:
@@ -44,7 +44,9 @@ def test_feed_that_began_brought_rows_or_is_not_read_any_more_is_no_reason() -> 
 def test_first_node_beyond_the_end_of_a_feed_is_told_of_and_no_other() -> None:
     extra = FeedCount("input", given=ReadCounts(extra_epochs=1))
     assert reads_extra_epochs("worker:0", FeedCount("input"), {}) is None
-    assert "map_fun on worker:0 has gone on" in (reads_extra_epochs("worker:0", extra, {}) or "")
+    assert "map_fun on worker:0 loops over another epoch" in (
+        reads_extra_epochs("worker:0", extra, {}) or ""
+    )
     assert reads_extra_epochs("worker:1", extra, {(0, "input"): extra}) is None
     assert reads_extra_epochs(
         "worker:1", extra, {(0, "other"): FeedCount("other", given=ReadCounts(extra_epochs=1))}

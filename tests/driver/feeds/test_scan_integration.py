@@ -83,7 +83,7 @@ def test_rows_are_the_same_whoever_reads_the_files(
     cluster.end_feeds("filtered")
     os.utime(folder / "0.parquet", (1e9, 1e9))
     assert cluster.feed(frame, feed="changed").rows_fed == 120
-    assert "0.parquet has changed since Spark has listed it" in told("changed")
+    assert "0.parquet has changed since Spark listed it" in told("changed")
     frame = spark_cluster.read.parquet(str(folder)).select(*columns)
     source = scanned_files(frame, is_local=True)
     (folder / "2.parquet").write_bytes(b"no longer")

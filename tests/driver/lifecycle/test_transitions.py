@@ -217,7 +217,7 @@ def test_evaluator_that_was_left_takes_part_again_when_all_begin_again() -> None
 def test_evaluator_that_fails_is_left_behind(happens: str, max_restarts: int) -> None:
     play = Play(3, EVALUATED, max_restarts=max_restarts)
     actions = play.say(getattr(play, happens)("a"))
-    assert said(actions).startswith("the training goes on without evaluator:0: evaluator:0 (rank")
+    assert said(actions).startswith("the training continues without evaluator:0: evaluator:0 (rank")
     assert len(actions) == 1
     assert isinstance(play.state, states.Running)
     assert play.state.left == {0}

@@ -90,20 +90,20 @@ DYNAMIC = Topology(YARN, (2, 2), is_dynamic=True)
     [
         # Rows to feed: nodes give their slots back.
         (spec(2), Topology(YARN, (2, 1)),
-         SlotPlan(False, "3 slots, 2 nodes: Spark's tasks feed them")),
+         SlotPlan(False, "3 slots, 2 nodes: Spark tasks feed the nodes")),
         (spec(3), Topology(YARN, (2, 1)),
-         SlotPlan(False, "3 slots, 3 nodes: Spark's tasks feed them")),
+         SlotPlan(False, "3 slots, 3 nodes: Spark tasks feed the nodes")),
         (spec(2, "attached"), Topology(YARN, (2, 1)),
-         SlotPlan(True, "3 slots, 2 nodes: Spark's tasks feed them")),
+         SlotPlan(True, "3 slots, 2 nodes: Spark tasks feed the nodes")),
         # Nothing to feed: nodes keep theirs.
         (spec(3, is_fed=False), Topology(YARN, (2, 1)),
-         SlotPlan(True, "3 slots, 3 nodes: nothing has to be fed")),
+         SlotPlan(True, "3 slots, 3 nodes: no Spark task feeds the nodes")),
         (spec(3, "attached", is_fed=False), Topology(YARN, (2, 1)),
-         SlotPlan(True, "3 slots, 3 nodes: nothing has to be fed")),
+         SlotPlan(True, "3 slots, 3 nodes: no Spark task feeds the nodes")),
         (spec(1, "detached", is_fed=False), Topology(YARN, (4,)),
-         SlotPlan(False, "4 slots, 1 node: nothing has to be fed")),
+         SlotPlan(False, "4 slots, 1 node: no Spark task feeds the nodes")),
         # Dynamic allocation would take idle executors away, and adds slots when tasks wait.
-        (spec(9), DYNAMIC, SlotPlan(True, "4 slots, 9 nodes: Spark's tasks feed them")),
+        (spec(9), DYNAMIC, SlotPlan(True, "4 slots, 9 nodes: Spark tasks feed the nodes")),
     ],
 )  # fmt: skip
 def test_fed_nodes_are_detached_and_others_keep_their_slots(

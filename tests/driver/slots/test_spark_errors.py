@@ -49,7 +49,7 @@ def test_a_problem_found_on_an_executor_is_raised_as_what_it_is(kind: str, cls: 
         ("ModuleNotFoundError: No module named 'pyarrow'", ConfigError,
          ["the executors' Python has no pyarrow", "spark.archives"]),
         ('java.io.IOException: Cannot run program "/no/python": error=2, No such file', ConfigError,
-         ['starts no Python: Cannot run program "/no/python": error=2', "PYSPARK_PYTHON"]),
+         ['cannot start Python: Cannot run program "/no/python": error=2', "PYSPARK_PYTHON"]),
         ("java.lang.OutOfMemoryException: Java heap", LaunchError,
          ["SparkException: Job aborted due to stage failure"]),
         ("ModuleNotFoundError: No module named 'sparkdl_extra'", LaunchError,

@@ -99,7 +99,7 @@ def test_node_whose_host_says_no_word_any_more_fails_the_task(
         answering = Running(answer_some)
         asked = replace(order([link.target]), host_timeout_s=0.2)
         answers = exchange(asked, "0.a", link.target, encode_rows(ROWS, max_rows=10))
-        with pytest.raises(FeederError, match="not a word for"):
+        with pytest.raises(FeederError, match="no message for"):
             list(answers)
         answering.result()
 

@@ -73,7 +73,7 @@ def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"validation_indicator_col": "none"}, "0 rows to validate with, by validation_indicator"),
         ({"num_workers": 7}, "6 rows to train on: at least 7 must be there"),
         ({"mode": "jobs", "validation_indicator_col": "none"}, "0 rows to validate with"),
-        ({"mode": "jobs", "num_gpus": 1}, "num_gpus: only mode='nodes' has this"),
+        ({"mode": "jobs", "num_gpus": 1}, "num_gpus cannot be used with mode='jobs'"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_by_name_before_nodes_start(

@@ -50,7 +50,7 @@ def test_module_of_another_kind_is_refused() -> None:
 
 def test_callbacks_that_read_rows_are_refused() -> None:
     finder = type("BatchSizeFinder", (), {})()
-    with pytest.raises(ConfigError, match="a BatchSizeFinder, which reads rows beside"):
+    with pytest.raises(ConfigError, match="a BatchSizeFinder, which reads rows outside"):
         check_trainer_args({}, [finder])
 
 

@@ -151,7 +151,7 @@ def test_metrics_with_states_take_integers_for_classes() -> None:
         ("MSELoss", [[1.0], [0.0]], torch.float32),
     ):
         assert target_of(loss_of(loss), t(label)).dtype == kind
-    with pytest.raises(ConfigError, match="'accuracy' is of one output and one label"):
+    with pytest.raises(ConfigError, match="'accuracy' takes one output and one label"):
         accuracy(loss_of(by_hand), (), t(0.0))
 
 

@@ -191,9 +191,7 @@ def test_module_says_what_it_takes_before_nodes_start(
         LightningEstimator(line, trainer_args={"max_epochs": 3}, features_col="a").fit(points)
     with (
         monkeypatch.context() as without,
-        pytest.raises(
-            FrameworkMissingError, match=r"there is no Lightning: pip install 'sparkdl\[torch\]'"
-        ),
+        pytest.raises(FrameworkMissingError, match=r"the model: pip install 'sparkdl\[torch\]'"),
     ):
         without.setattr(torch_train, "find_spec", {}.get)
         TorchEstimator(net, loss="MSELoss", features_col="a").fit(points)

@@ -81,7 +81,7 @@ def test_without_a_mapping_all_outputs_have_their_own_names() -> None:
         (Tensor("y", "float32", (4, 2)), None, "rows as its first axis"),
         (Tensor("y", "complex64", (None,)), None, "no type for the model's output"),
         (Tensor("y", "float32", (None,)), "vector", "cannot be a column of type vector"),
-        (Tensor("y", "float32", (None, 2)), "double", "by itself it is array<float>"),
+        (Tensor("y", "float32", (None, 2)), "double", "its own type is array<float>"),
         (Tensor("y", "float32", (None,)), "no type", "is no type of Spark"),
     ],
 )

@@ -156,5 +156,5 @@ def test_file_that_is_replaced_after_the_listing_is_an_error(tmp_path: Path) -> 
     os.utime(path)  # as a copy on another host may have been made at another time
     assert read(source).num_rows
     write(path, 3)
-    with pytest.raises(ReadError, match="has changed since Spark has listed it"):
+    with pytest.raises(ReadError, match="has changed since Spark listed it"):
         read(source)

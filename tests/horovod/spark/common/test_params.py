@@ -48,5 +48,7 @@ def test_optimizer_beside_a_lightning_module_is_refused() -> None:
     check(model=LightningModule())
     with pytest.raises(ConfigError, match="`loss` cannot be specified with a `LightningModule`"):
         check(model=LightningModule(), loss=[len])
-    with pytest.raises(ConfigError, match=r"is a Linear, and no LightningModule: .*TorchEstimator"):
+    with pytest.raises(
+        ConfigError, match=r"is a Linear, but must be a LightningModule: .*TorchEstimator"
+    ):
         check(model=torch.nn.Linear(2, 1))
