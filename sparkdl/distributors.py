@@ -96,8 +96,8 @@ class TorchDistributor(_Distributor):
     """Runs a PyTorch function or program in several processes, on Spark or on the driver.
 
     Takes the arguments of pyspark's class, sets the same variables in the processes, and returns
-    the same: change the import. Additional arguments come after these, by keyword. In the function
-    `sparkdl.node.context.current()` is the node's context: its feed, its checkpoints.
+    the same value: only the import changes. Additional arguments follow by keyword. In the
+    function `sparkdl.node.context.current()` is the node's context: its feed, its checkpoints.
 
     Args:
         num_processes: how many processes train.
@@ -108,7 +108,7 @@ class TorchDistributor(_Distributor):
             `current().torch_dataset(…)`.
         epochs: how often it is fed.
         options: of `sparkdl.launch`: `max_restarts`, `checkpoint_dir`, `observe`, … By default
-            what the processes print is printed, as they do.
+            what the processes print is printed, as pyspark does.
 
     Raises:
         ValueError: if `num_processes` is less than 1.
@@ -142,8 +142,8 @@ class TorchDistributor(_Distributor):
                 this machine, which runs as `__main__` with `args` as its command line.
 
         Returns:
-            The value of rank 0, anything that can be pickled, without `local_mode` into some 12 MB;
-            `None` of a program.
+            The value of rank 0: anything that can be pickled, up to some 12 MB unless `local_mode`;
+            `None` for a program.
 
         Raises:
             ValueError: if a program is given keyword arguments, or something cannot be pickled.

@@ -125,13 +125,13 @@ class FeedDataModule(DualBase):
         batch_size: rows in a step, of each node.
         x: column of the features, or several for a dict of features.
         y: column or columns of the labels.
-        validation: name of the feed of the validation: `cluster.feed_async(df, epochs=…,
-            feed="validation")`, begun before the training's.
+        validation: name of the feed to validate on: call `cluster.feed_async(df, epochs=…,
+            feed="validation")` before feeding the rows to train on.
         num_workers: processes of each loader.
         ctx: of this node, by default the one whose process this is.
-        collate_fn: makes of a batch what the module is given, as `DataLoader`'s.
-        options: `feed`, `even`, `tail`, `shuffle`, `seed` of the training; `pad` and `tail="pad"`
-            of all feeds; see `NodeContext.batches`.
+        collate_fn: turns a batch into the module's input, as in `DataLoader`.
+        options: `feed`, `even`, `tail`, `shuffle`, `seed` to train with; `pad` and `tail="pad"` for
+            all feeds; see `NodeContext.batches`.
 
     Raises:
         ConfigError: outside of a node.
@@ -231,12 +231,12 @@ class Checkpoint(DualBase):
 
     Args:
         every_steps: save each time that `trainer.global_step` is a multiple of it.
-        every_epochs: save at the end of each epoch whose number, from 1, is one.
-        feed: name of the feed of the training, if there are several; `None` if it comes from none.
+        every_epochs: save at the end of each epoch whose number, from 1, is a multiple of it.
+        feed: name of the feed to train on, if there are several; `None` if none is read.
         ctx: of this node, by default the one whose process this is.
 
     Raises:
-        ConfigError: outside of a node, or without a time to save at.
+        ConfigError: outside of a node, or without `every_steps` and `every_epochs`.
         FrameworkMissingError: if there is no Lightning.
     """
 

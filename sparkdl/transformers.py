@@ -40,11 +40,11 @@ class Checkpoint(DualBase):
         trainer.train(resume_from_checkpoint=checkpoint.path)
 
     The Trainer's arguments say when to save (`save_strategy`, `save_steps`), and `output_dir` may
-    be a folder of the node's own. A resumed training continues with the rows not covered by the
+    be a local folder of each node. A resumed training continues with the rows not covered by the
     checkpoint, so `ignore_data_skip` is set.
 
     Args:
-        feed: name of the feed of the training, if there are several; `None` if it comes from none.
+        feed: name of the feed to train on, if there are several; `None` if none is read.
         ctx: of this node, by default the one whose process this is.
 
     Raises:

@@ -46,7 +46,7 @@ class FrameworkMissingError(SparkdlError, ImportError):
 
 
 class ReservationTimeoutError(SparkdlError, TimeoutError):
-    """Not all nodes came up in time.
+    """Not all nodes started in time.
 
     Example: another job holds the slots that two of the four nodes were waiting for.
     """
@@ -68,7 +68,7 @@ class FeedClosedError(SparkdlError):
 
 
 class EndOfFeedError(FeedClosedError):
-    """`map_fun` went on to an epoch of a feed that has ended: there is none, and none can come.
+    """`map_fun` asked for another epoch of a feed that has ended.
 
     Example: `cluster.feed(df, epochs=2)`, and a loop over five epochs.
     """
@@ -111,7 +111,7 @@ class CheckpointError(SparkdlError):
 
 
 class CoordinationError(SparkdlError):
-    """Nodes that were to do something together did not all do it: one returned, or is late."""
+    """Not all nodes made a call that takes all of them: one has returned, or is late."""
 
 
 class InferenceError(SparkdlError):
@@ -133,7 +133,7 @@ class CollectiveError(SparkdlError, RuntimeError):
 
 
 class MismatchError(CollectiveError):
-    """The nodes called different things at once; nothing was exchanged, and they can continue."""
+    """The nodes called different operations; nothing was exchanged, and they can continue."""
 
 
 class ResultError(SparkdlError):
@@ -149,7 +149,7 @@ class IllegalTransitionError(SparkdlError):
 
 
 class ShutdownTimeoutError(SparkdlError, TimeoutError):
-    """`map_fun` had not returned when the time for the shutdown was over; it was stopped."""
+    """`map_fun` had not returned within the timeout of the shutdown, and was stopped."""
 
 
 class RemovedError(SparkdlError, NotImplementedError):
@@ -173,7 +173,7 @@ class NodeFailedError(SparkdlError, RuntimeError):
 
     Args:
         failures: at least one failure; sorted here, see `Failure.order`.
-        note: why they were not made good, in words.
+        note: why the cluster did not restart, in words.
     """
 
     def __init__(self, failures: Sequence[Failure], note: str = "") -> None:
@@ -194,7 +194,7 @@ class NodeFailedError(SparkdlError, RuntimeError):
 class NodeLostError(NodeFailedError):
     """The root cause is a node that vanished (executor, agent or connection), not user code.
 
-    Or one that feeders on another host do not reach, though the driver does.
+    Or the driver reaches the node, but feeders on another host do not.
     """
 
 

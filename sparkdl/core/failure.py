@@ -52,7 +52,7 @@ class Failure:
             `setup`: the node could not prepare (an import failed). `hang`: it was alive and made no
             progress; `traceback` has its stacks.
         time_s: Unix time in seconds, by the driver's clock once the driver has it.
-        step: of the checkpoint that the round began with, and batches read from feeds since.
+        step: of the checkpoint that the node resumed from, plus the batches read since then.
         is_consequence: it says that a connection to another node has broken. That node's own
             failure is the cause, even if it is reported later.
     """
@@ -86,7 +86,7 @@ class Failure:
         return f"{who} {self._verb()}"
 
     def describe(self) -> str:
-        """Return the whole story: headline, traceback or hint, last log lines."""
+        """Return the whole text: headline, traceback or hint, last log lines."""
         parts = [self.headline()]
         if self.traceback:
             parts.append(self.traceback.rstrip())

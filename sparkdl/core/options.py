@@ -32,9 +32,9 @@ class Roles:
             see docs/tensorflow.md; by default with TensorFlow and `ps`. `False` runs
             `map_fun` on all nodes.
         ps_on_driver: run the parameter servers on the driver's machine, without slots of Spark.
-        independent_models: whether nodes that train on shares of the same rows and exchange nothing
-            are meant: each trains a separate model then. Otherwise `fit` of Keras outside of a
-            strategy is an error, and other loops log a warning.
+        independent_models: whether nodes may train without exchanging anything: each trains a
+            separate model on its share of the rows. Otherwise `fit` of Keras outside of a strategy
+            is an error, and other loops log a warning.
 
     Raises:
         ConfigError: if the number of parameter servers is negative.
@@ -57,18 +57,18 @@ class Recovery:
     """How the cluster reacts to losses and hangs. Times in seconds.
 
     Attributes:
-        min_nodes: with how many to continue if lost ones do not come back; by default all.
+        min_nodes: continue with at least this many if lost ones do not come back; by default all.
         wait_s: how long a restart waits for lost nodes.
         host_timeout_s: seconds without an answer of its kernel after which a host counts as lost. A
             network outage longer than half of this may cost a restart.
         hang_timeout_s: log all stacks after this many seconds without any step, row or exit; `None`
-            for no watch.
-        on_hang: what follows then: `report` nothing more; `fail`: the nodes that hang have
-            failed, and restart as after any failure.
+            turns the watch off.
+        on_hang: what to do after that: `report`: nothing more; `fail`: treat the nodes that hang as
+            failed, so that all nodes restart as after any failure.
         keep_checkpoints: how many of the newest are kept in `checkpoint_dir`.
 
     Raises:
-        ConfigError: if a value cannot be.
+        ConfigError: if a value is invalid.
     """
 
     min_nodes: int | None = None
@@ -109,7 +109,7 @@ class Feeding:
     """How rows come to the nodes.
 
     Attributes:
-        fed: whether `cluster.feed` and `infer` bring them; `False` where `map_fun` reads its own
+        fed: whether `cluster.feed` and `infer` send them; `False` where `map_fun` reads its own
             data, as with `sparkdl.run`.
         timeout_s: fail when no row has been sent or read for this many seconds. A node that waits
             for the first row of a feed uses the same limit.
@@ -119,7 +119,7 @@ class Feeding:
             again; by default a quarter of the free space.
 
     Raises:
-        ConfigError: if a value cannot be.
+        ConfigError: if a value is invalid.
     """
 
     fed: bool = True
@@ -139,11 +139,11 @@ class Feeding:
 
 @dataclass(frozen=True, kw_only=True)
 class Startup:
-    """Where nodes come up, and how.
+    """Where and how nodes start.
 
     Attributes:
-        timeout_s: seconds until all nodes must be there. A launch first waits up to as many seconds
-            for executors to start, and while other launches of this program gather their nodes.
+        timeout_s: seconds within which all nodes must start. Before that a launch waits up to as
+            many seconds for executors, and while other launches of this program start their nodes.
         placement: `attached`: nodes keep their task slots. `detached`: they give them back to
             feeding tasks. `auto`: detached where Spark feeds them without dynamic allocation.
         preload: names of modules that nodes import besides the framework, while they wait for one
@@ -153,7 +153,7 @@ class Startup:
             this cluster. By default where Spark encrypts its own. See docs/security.md.
 
     Raises:
-        ConfigError: if a value cannot be.
+        ConfigError: if a value is invalid.
     """
 
     timeout_s: float = 600.0

@@ -1,7 +1,7 @@
 """Columns become `Example` messages, and come back; TensorFlow is not needed.
 
 If a column's type cannot hold a value exactly, the error names record and feature; nothing is cut,
-rounded or left out, but for doubles, which are written as floats. `docs/data.md` has the
+rounded or left out, except doubles, which are written as floats. `docs/data.md` has the
 table. The messages are classes of protobuf with TensorFlow's numbers, names and bytes:
 https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/example/feature.proto
 https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/example/example.proto

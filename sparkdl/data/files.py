@@ -94,7 +94,7 @@ def write_tfrecords(
 
     Raises:
         ConfigError: for an unknown type, or a place that cannot be written to.
-        WriteError: if the files cannot be made the folder's.
+        WriteError: if the files cannot be moved into the folder.
     """
     columns = columns_of(arrow_schema(frame.schema))
     to = Destination.at(path, dict(storage_options or {}))
@@ -171,7 +171,7 @@ class Destination:
             raise
 
     def commit(self, names: Sequence[str]) -> None:
-        """Make the files of these names the folder's. Runs in the driver."""
+        """Move the files of these names into the folder. Runs in the driver."""
         system = open_storage(self.storage)
         moved: list[str] = []
         try:

@@ -26,7 +26,7 @@ def hf_dataset(batches: EpochBatches, is_resumed: bool = False) -> Any:
     columns' types, times as `int64`; arrays of `[rows, …]` are lists of lists.
 
     Args:
-        batches: all full, and equally many on each node, of whole epochs.
+        batches: of whole epochs, all full, and the same number on each node.
         is_resumed: whether the feed begins behind the rows that a checkpoint covers.
     """
     if batches.steps is not None:

@@ -134,13 +134,13 @@ def doctor(
         paths: paths or URLs that nodes read or write; Hadoop's default file system is looked at
             anyway.
         tls: as for `Startup`.
-        limit_s: seconds for whatever may hang: the executors' answers, an import, a storage.
+        limit_s: time limit of the executors' answers, of an import, and of a storage check.
 
     Returns:
         The report, which a notebook shows as a table.
 
     Raises:
-        ConfigError: if an argument cannot be.
+        ConfigError: if an argument is invalid.
     """
     paths = (paths,) if isinstance(paths, str) else tuple(paths)
     needs = Requirements(nodes, framework, num_gpus, paths, tls, limit_s)
@@ -201,7 +201,7 @@ def examine(
     why_not: Check = _NO_SPARK,
     began_s: float | None = None,
 ) -> Report:
-    """Make all checks; `why_not` is said where there is no session."""
+    """Make all checks; `why_not` is reported where there is no session."""
     began_s = time.monotonic() if began_s is None else began_s
     checks = list(_check_driver(needs, why_not) if spark is None else _check_cluster(spark, needs))
     return Report(tuple(checks), time.monotonic() - began_s)

@@ -84,7 +84,7 @@ class Cluster:
 
     @property
     def world(self) -> World:
-        """The nodes that are there now, or were last, with their addresses."""
+        """The nodes of this generation, or of the last one, with their addresses."""
         now = self._controller.look(lambda view: getattr(before_stop(view.state), "world", None))
         return now or self._world
 
@@ -108,7 +108,7 @@ class Cluster:
         return board if board and board.port and not is_gone else None
 
     def tensorboard_url(self) -> str | None:
-        """Return where TensorBoard answers; `None` without it (`Observe(tensorboard=True)`)."""
+        """Return TensorBoard's URL; `None` without it (`Observe(tensorboard=True)`)."""
         board, host = self.board, self.world.members[0].host
         if board is None:
             return None
@@ -134,10 +134,10 @@ class Cluster:
     ) -> FeedReport:
         """Stream `data` into the training `epochs` times; blocks until the nodes have read it.
 
-        The data crosses Spark once if the nodes can hold it, in the memory and on the disk that
-        `Feeding` names; later epochs are read from there. A DataFrame that is a mere scan of
-        Parquet files does not cross Spark: the nodes read its files, see `reader`. The call also
-        returns when a node has called `terminate()` or none wants more; it may be repeated.
+        The data passes through Spark once if it fits into the nodes' memory and disk, see
+        `Feeding`; later epochs are read from there. A DataFrame that is a mere scan of Parquet
+        files does not pass through Spark: the nodes read its files, see `reader`. The call also
+        returns when a node has called `terminate()` or no node needs more; it may be repeated.
 
         Args:
             data: a DataFrame, an RDD, or Parquet files, which the nodes read themselves: a path or
@@ -155,10 +155,10 @@ class Cluster:
                 `ctx.batches(shuffle=True)` mixes the rows within them. See docs/guide.md.
 
         Raises:
-            ConfigError: if the cluster is not to be fed, or `data` cannot be or have no rows.
+            ConfigError: if the cluster is not fed, or `data` cannot be fed or has no rows.
             ReadError: if a node cannot read a file.
             NodeFailedError: if a node failed meanwhile, with its own error as root cause.
-            FeedTimeoutError: if nothing moved for `timeout_s`.
+            FeedTimeoutError: if no row was received or read for `timeout_s`.
             FeedClosedError: if the cluster has ended.
             KeyboardInterrupt: by Ctrl-C, which ends the cluster; in `wait`, `shutdown` as well.
         """
@@ -247,9 +247,9 @@ class Cluster:
 
         Args:
             data: a DataFrame or an RDD; with `executor="local"` what `feed` takes.
-            schema: the results' columns, like `"prediction float"`, or a StructType. A Row or dict
-                fills them by name, a tuple or list by position. For a DataFrame, which needs it.
-            timeout_s: how long rows that a node has may wait for their results.
+            schema: the results' columns, like `"prediction float"`, or a StructType; required for a
+                DataFrame. A Row or dict fills them by name, a tuple or list by position.
+            timeout_s: how long rows may wait in a node for their results.
 
         Returns:
             A DataFrame for a DataFrame, an RDD of results for an RDD. With `executor="local"` an
@@ -264,12 +264,12 @@ class Cluster:
     def results(self, timeout_s: float | None = None) -> list[Any]:
         """End the feeds, wait for every `map_fun` to return, and return their values by rank.
 
-        Nodes that do not finish the job (ps, evaluator) have `None`.
+        The value of nodes that do not train (ps, evaluator) is `None`.
 
         Raises:
             NodeFailedError: if a node failed.
-            ResultError: if a value cannot travel; the others are lost with it only here.
-            TimeoutError: if the time is over first; the cluster runs on.
+            ResultError: if a value cannot travel; this call then returns none of the others.
+            TimeoutError: after `timeout_s`; the cluster continues.
         """
         self.end_feeds()
         self.wait(timeout_s)
@@ -286,12 +286,12 @@ class Cluster:
 
     @ends_if_interrupted
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until every `map_fun` that finishes the job has returned.
+        """Wait until `map_fun` has returned on every node that trains.
 
         Raises:
             NodeFailedError: if a node failed.
             ResultError: if the cluster was stopped first.
-            TimeoutError: if the time is over first.
+            TimeoutError: after `timeout_s`; the cluster continues.
         """
         deadline = Deadline.after(timeout_s)
         stall = StallWarning(self._controller)
@@ -307,7 +307,7 @@ class Cluster:
             raise ResultError(f"the cluster was stopped before {running} had returned")
 
     def end_feeds(self, feed: str | None = None) -> None:
-        """Stop streams, and announce to the nodes that no more rows will come: of one feed or all.
+        """End one feed or all: stop streams, and notify the nodes that no more rows follow.
 
         After a restart it waits until the rows that no checkpoint covers have been fed again.
 
@@ -332,10 +332,10 @@ class Cluster:
         return last.step, last.numbers
 
     def logs(self, rank: int, lines: int = 100) -> list[str]:
-        """Return the last lines that a node's child has printed; also after its end.
+        """Return the last lines that a node has printed, also after it has ended.
 
-        Lines from before a restart, and those of a node that was lost with its agent, only
-        `Observe(on_log=…)` has.
+        Lines from before a restart, or of a node that was lost with its agent, are available only
+        to `Observe(on_log=…)`.
 
         Args:
             rank: the node's rank in `world`.
@@ -346,11 +346,10 @@ class Cluster:
         return list(self._controller.fetch_log(node_id, lines, Deadline.after(_FETCH_S)))
 
     def stacks(self) -> dict[str, str]:
-        """Return what all threads of the nodes' children are doing now, by node name.
+        """Return the current Python stacks of all threads of each node, by node name.
 
-        The Python stacks, innermost call first, as `faulthandler` writes them: also of a child that
-        hangs in C code and holds the GIL. A child that does not answer is described by its
-        process's state.
+        Innermost call first, as `faulthandler` writes them, even where a node hangs in C code and
+        holds the GIL. For a node that does not answer, the text is the state of its process.
         """
         return self._controller.fetch_stacks(Deadline.after(_FETCH_S))
 
@@ -390,7 +389,7 @@ class Cluster:
             raise ResultError(f"the cluster was aborted before {running} had returned")
 
     def abort(self) -> None:
-        """End all nodes at once, even if calls wait. Raises nothing about the nodes' failures."""
+        """End all nodes at once, even while other calls wait. Never raises nodes' failures."""
         self.ending.ask(0.0)
         self.ending.wait()
 

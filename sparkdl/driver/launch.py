@@ -77,7 +77,7 @@ def launch(  # noqa: PLR0913 (one question, one name)
 ) -> Cluster:
     """Start a cluster of `nodes` framework processes, each running `map_fun(args, ctx)`.
 
-    Returns once all nodes know each other. Use the cluster as a context manager.
+    Returns once all nodes have started. Use the cluster as a context manager.
 
     Args:
         spark: the session (or context) whose executors carry the nodes; `None` for the active
@@ -102,10 +102,10 @@ def launch(  # noqa: PLR0913 (one question, one name)
         startup: where nodes come up, and how: placement, imports, encryption.
 
     Raises:
-        ConfigError: if it cannot work as asked; nothing was started.
+        ConfigError: if an option is invalid or the cluster lacks room; nothing was started.
         FrameworkMissingError: if the executors lack the framework, or TensorBoard if asked for.
-        ReservationTimeoutError: if not all nodes, or the executors for them, came up in time.
-        NodeFailedError: if a node failed before all had come up.
+        ReservationTimeoutError: if not all nodes, or the executors for them, started in time.
+        NodeFailedError: if a node failed before all had started.
         CheckpointError: if the checkpoints in `checkpoint_dir` cannot be read.
         LaunchError: if Spark could not run the nodes, or TensorBoard does not answer.
     """
@@ -174,7 +174,7 @@ def run(
         options: as for `launch`.
 
     Raises:
-        NodeFailedError: if a node failed; and whatever `launch` and `Cluster.results` raise.
+        NodeFailedError: if a node failed; and the errors of `launch` and `Cluster.results`.
     """
     options["feeding"] = reads_own_data(options.get("feeding", Feeding()))
     cluster = launch(spark, map_fun, args, nodes, **options)

@@ -39,19 +39,18 @@ class Observe:
         dashboard: whether pages in a browser show it, see `Cluster.dashboard_url`; by default where
             the extra `dashboard` is installed. See docs/observing.md.
         record: folder for a record of the run, which `sparkdl dashboard FOLDER` shows again.
-        tensorboard: whether TensorBoard runs beside the first node, see `Cluster.tensorboard_url`;
-            the directory or URL that it shows, by default `tensorboard_<node id>` where `map_fun`
-            runs. With it the launch returns when it answers, and `map_fun` runs meanwhile.
+        tensorboard: `True` to run TensorBoard beside the first node, or the directory or URL that
+            it shows, by default `tensorboard_<node id>` where `map_fun` runs. The launch returns
+            when it answers; `map_fun` runs meanwhile. See `Cluster.tensorboard_url`.
         log_to_driver: print the nodes' output here, each line behind `[worker:1]`: of all nodes
-            (`True`) or of none (`False`). By default that of rank 0, where a person reads it: the
-            error stream is a terminal, or this is a notebook, or spark-submit runs the program in
-            client mode; and of none with `on_log`. Nodes have `TF_CPP_MIN_LOG_LEVEL=1`, unless
-            their environment sets it.
+            (`True`) or of none (`False`). The default is rank 0's output on a terminal, in a
+            notebook, and where spark-submit runs the program in client mode; elsewhere, and with
+            `on_log`, none. Nodes have `TF_CPP_MIN_LOG_LEVEL=1`, unless their environment sets it.
         on_log: called with each line of all nodes, a `LogLine`, on a thread that the cluster needs,
             so it must be quick.
         on_report: called with the nodes' reports (`ctx.report`), a `Report` with `node`, `rank`,
-            `step` and `metrics`. Of reports in quick succession it gets the last one, a few times a
-            second. It is called on a thread that the cluster needs, so it must be quick. See
+            `step` and `metrics`. It is called a few times a second at most, with the last report
+            of those since, on a thread that the cluster needs, so it must be quick. See
             docs/observing.md.
         progress: progress bars; by default where the error stream is a terminal.
     """

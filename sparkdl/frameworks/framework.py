@@ -70,7 +70,7 @@ class Framework:
         """Prepare the imported framework; the environment is set and the port released."""
 
     def after_map_fun(self, has_failed: bool) -> None:
-        """Take leave of the other nodes; if this one has failed, without waiting for anybody."""
+        """Disconnect from the other nodes; if this one has failed, without waiting for them."""
 
     def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> Any:
         """Return the framework's own mesh over all nodes that train; see `ctx.mesh`.
@@ -157,7 +157,7 @@ TRAINING = tuple(name for name in _FRAMEWORKS if name != Framework.name)
 
 
 def framework_named(name: str) -> Framework:
-    """Return the framework called `name`, or the one at `module:Class`, which may be anybody's.
+    """Return the framework called `name`, or the user's own one at `module:Class`.
 
     Raises:
         ConfigError: if there is none.

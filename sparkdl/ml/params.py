@@ -274,10 +274,10 @@ class TFParams(HasParams):
     args: Namespace
 
     def merge_args_params(self) -> Namespace:
-        """Return the arguments with the parameters: set ones beat arguments, which beat defaults.
+        """Return the arguments with the parameters: set ones override arguments, these defaults.
 
-        TensorFlowOnSpark let defaults beat arguments. An argument of None is an option missing on
-        the command line.
+        In TensorFlowOnSpark defaults override arguments. An argument of None is an option missing
+        on the command line.
         """
         found = Namespace(self.args)
         values = vars(found)

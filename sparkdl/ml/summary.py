@@ -18,7 +18,7 @@ class TrainingSummary:
     Attributes:
         history: metric to its values, one for each epoch, as the chief returned them; None for an
             epoch without one.
-        feed: what became of the training rows.
+        feed: the report of the feed of training rows.
         seconds: from the launch of the nodes to their end.
         results: what `train_fn` returned on each node, by rank; not saved.
     """

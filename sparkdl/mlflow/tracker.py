@@ -37,8 +37,8 @@ def autolog(disable: bool = False) -> None:
     """Record each training from now on as a run of MLflow, in its active experiment.
 
     Launches, fits of estimators and trials of searches are runs. Trials are nested in the run of
-    their search. All are nested in the active run of the thread that begins them. No fault of
-    MLflow harms a training, or slows it.
+    their search. All are nested in the active run of the thread that begins them. A failure
+    of MLflow neither ends a training nor slows it.
 
     Args:
         disable: stop tracking; waits for pending writes, as `flush` does.
@@ -59,7 +59,7 @@ def autolog(disable: bool = False) -> None:
 
 
 def flush(timeout_s: float | None = None) -> bool:
-    """Wait until all that is known so far is written, or has failed; return whether it is over."""
+    """Wait until all entries so far are written or have failed; return false after `timeout_s`."""
     return _program.writer is None or _program.writer.flush(timeout_s)
 
 

@@ -105,9 +105,9 @@ class NodeContext(LegacyContext):
     ) -> EpochBatches:
         """Return the feed as batches of numpy arrays; each `iter` is one epoch, or a whole stream.
 
-        A loop that is left early gives its rows back: the next one begins the epoch again. Where
-        the epoch does not fit in the node's feed memory it cannot, which is a `ConfigError` unless
-        the loop was left within its first 8 batches.
+        A loop that is left early returns its rows: the next one begins the epoch again. If the
+        epoch does not fit in the node's feed memory, the next loop raises a `ConfigError` unless
+        this one was left within its first 8 batches.
 
         Once the feed has ended, the first `iter` beyond the last epoch gives no batch, with a
         warning. Later ones raise `EndOfFeedError`; see `has_epoch`.
@@ -119,17 +119,16 @@ class NodeContext(LegacyContext):
             feed: its name. Or the files that `sparkdl.parquet` returns: then each `iter` is one
                 epoch of them, as often as wanted. Nodes that train share the rows: call it on all
                 of them, alike, with one seed. Others read all rows. A node reads each epoch from
-                the files, ahead of it what fits into `Feeding(memory_nbytes=…)`, or 256 MB; when
-                shuffled, with the row groups in random order. Keep the result: each call reads
-                separately.
+                the files, up to `Feeding(memory_nbytes=…)` or 256 MB ahead; if shuffled, it reads
+                row groups in random order. Keep the result: each call reads separately.
             even: whether all nodes take the same number of steps. By default they do where a
                 framework trains synchronously.
             tail: the use of the rows at an epoch's end that do not fill a step on every node.
-                `short`: they make smaller batches, and each is used once. A slower node may have
-                fewer rows than steps are left; it then gets one row again in each further step,
-                counted in `rows_padded` of the feed's report. `pad`: every batch is filled up to
-                `batch_size`, and has one more column, `sample_weight`, float32 `[rows]`, 0 for rows
-                that only fill. `drop`: they are not used.
+                `short`: they make smaller batches, and each is used once. A node that runs out of
+                rows early repeats one row in each further step, counted in `rows_padded` of the
+                feed's report. `pad`: every batch is filled up to `batch_size`, and has one more
+                column, `sample_weight`, float32 `[rows]`, 0 for filling rows. `drop`: they are not
+                used.
             shuffle: `True` mixes rows within some 32 MB; a number, within that many rows. Epochs
                 that are read from the node's log have their segments in random order as well.
             seed: for the order; it differs from epoch to epoch.
@@ -147,9 +146,9 @@ class NodeContext(LegacyContext):
             length are an object array of arrays.
 
         Raises:
-            ConfigError: if an argument cannot be; by the iteration, if there are no such files.
-            FeedTypeError: by the iteration, if a column has a null, or a type without an array.
-            ReadError: by the iteration, if a file cannot be read.
+            ConfigError: if an argument is invalid; while iterating, if there are no such files.
+            FeedTypeError: while iterating, if a column has a null, or a type without an array.
+            ReadError: while iterating, if a file cannot be read.
         """
         names, order = columns, (self._is_even(even), tail, shuffle, seed)
         if not isinstance(feed, ParquetPaths):
@@ -235,14 +234,14 @@ class NodeContext(LegacyContext):
     ) -> IterableDataset[Any]:
         """Return the feed as a dataset of PyTorch; each iteration is one epoch.
 
-        For `DataLoader(dataset, batch_size=None, num_workers=…)`: batches are made already.
+        For `DataLoader(dataset, batch_size=None, num_workers=…)`: it yields whole batches.
 
         Args:
             x, y: columns of features and labels, see `dataset`.
-            columns: without `x`, which columns.
-            mesh: nodes that differ in no data axis of it get the same batches, of `batch_size` rows
-                as everywhere; each of them reads an equal share. See docs/jax.md.
-            data_axis: along which the rows differ, or several.
+            columns: which columns to read, without `x`.
+            mesh: nodes at the same place along its data axes get the same batches of `batch_size`
+                rows, of which each reads an equal share. See docs/jax.md.
+            data_axis: the axis, or axes, along which the rows differ.
             options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, `steps`, see `batches`.
 
         Returns:
@@ -268,8 +267,8 @@ class NodeContext(LegacyContext):
     ) -> datasets.IterableDataset:
         """Return the feed's rows as a `datasets.IterableDataset`; each iteration is one epoch.
 
-        For Hugging Face's trainers that take no other, see docs/pytorch.md. Accelerate does
-        not shard it again. Waits for the first row, to learn the types.
+        For Hugging Face's trainers that accept no other dataset, see docs/pytorch.md. Accelerate
+        does not shard it again. Waits for the first row, to learn the types.
 
         Args:
             batch_size: the trainer's `per_device_train_batch_size`.
@@ -339,9 +338,9 @@ class NodeContext(LegacyContext):
 
     @property
     def last_checkpoint(self) -> LastCheckpoint | None:
-        """The checkpoint that this world resumes from: its `step`, `folder` and `url`.
+        """The checkpoint that this generation resumes from: its `step`, `folder` and `url`.
 
-        `None` if it begins at the beginning. It does not change while `map_fun` runs.
+        `None` if it starts from scratch. It does not change while `map_fun` runs.
         """
         return self._checkpoints.last
 
@@ -350,7 +349,7 @@ class NodeContext(LegacyContext):
     ) -> AbstractContextManager[Path]:
         """Yield a folder, and make a checkpoint of the files written into it.
 
-        Call it on all nodes that train, with the same steps. It is complete, or not there at all;
+        Call it on all nodes that train, with the same steps. The checkpoint is complete or absent;
         the first node waits for the others, up to `Feeding(timeout_s=…)`. An exception inside
         leaves no new checkpoint, and does not touch earlier ones. On a local or mounted
         `checkpoint_dir` all nodes write into one and the same folder: nodes that write different
@@ -360,8 +359,8 @@ class NodeContext(LegacyContext):
             step: how far the training is, by your own count; larger each time.
             batches: how many batches of the feed the saved state has used since `map_fun` began,
                 by feed if there are several. Feeds that are not named count the epochs that were
-                read to their end. By default all batches handed out; this is exact unless
-                something reads ahead, which must be at the end of an epoch then.
+                read to their end. By default all batches handed out: exact, unless tf.data or
+                workers of a loader read ahead and the epoch is not at its end.
 
         Raises:
             ConfigError: without `checkpoint_dir`, on a node that does not train, inside another
@@ -383,7 +382,7 @@ class NodeContext(LegacyContext):
 
         Call it on chief and workers, equally often. Like `BarrierTaskContext.allGather` of Spark.
         Values go through the driver, whatever the framework: addresses, seeds, counts, agreements.
-        Tensors belong into the framework's own collectives.
+        For tensors use the framework's own collectives.
 
         Args:
             value: None, booleans, numbers, strings, bytes, numpy arrays, and lists, tuples, sets
@@ -413,8 +412,8 @@ class NodeContext(LegacyContext):
         neighbours by rank. Put the axis with the most communication last, usually the model's.
 
         Args:
-            axes: how many nodes, with JAX how many devices, are along each; one may be -1, for what
-                the others leave.
+            axes: the number of nodes (with JAX, of devices) along each axis; -1 for one axis takes
+                the rest.
 
         Returns:
             With PyTorch a `torch.distributed.device_mesh.DeviceMesh`; the default process group is

@@ -34,7 +34,7 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class TransformSpec:
-    """A function on frames of pandas, and the columns that it leaves.
+    """A function on frames of pandas, and the columns of its result.
 
     Attributes:
         func: takes and returns a `pandas.DataFrame`; it may return fewer rows or more. Called on

@@ -214,8 +214,8 @@ def make_spark_converter(
     reach. They are deleted by `delete()`, or as the program ends. Vectors are written as arrays.
 
     Args:
-        df: the DataFrame, or the path or URL of a folder of Parquet files, which is read as it
-            is. A path without a scheme is on Spark's default file system.
+        df: the DataFrame, or the path or URL of a folder of Parquet files, which is read in
+            place. A path without a scheme is on Spark's default file system.
         parquet_row_group_size_bytes: of the files that are written.
         dtype: of floats, also in arrays and vectors: `float32`, `float64`, or `None` to leave them
             (vectors are `float64`).

@@ -258,7 +258,7 @@ def run(
             and so on.
 
     Raises:
-        ConfigError: if it cannot work as asked; nothing was started.
+        ConfigError: if an option is invalid or the cluster lacks room; nothing was started.
         FrameworkMissingError: if the executors lack TensorFlow, or TensorBoard if asked for.
     """
     input_mode = InputMode(input_mode)

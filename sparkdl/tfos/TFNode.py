@@ -114,7 +114,7 @@ class DataFeed:
 def hdfs_path(ctx: Any, path: str) -> str:
     """Return `path` as a URL on the default file system.
 
-    A path with a scheme, whichever, is returned as it is. A relative path is in the user's home,
+    A path with any scheme is returned unchanged. A relative path is in the user's home,
     or on a local file system in the driver's working directory.
 
     Args:

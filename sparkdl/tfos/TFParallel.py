@@ -51,7 +51,7 @@ def run(
     """Run `map_fn(tf_args, ctx)` `num_executors` times, and return when all have returned.
 
     `ctx` is a `TFNodeContext` with `executor_id` (`worker_num`) from 0, `num_workers`, `defaultFS`
-    and `working_dir`; no run feeds or knows another.
+    and `working_dir`; the runs are independent, and none is fed.
 
     Args:
         sc: the SparkContext or session; over Spark Connect the session. `None` for the active one.
@@ -64,7 +64,7 @@ def run(
             (`spark.task.maxFailures`).
 
     Raises:
-        ConfigError: if it cannot work as asked; nothing was started.
+        ConfigError: if an option is invalid or the cluster lacks room; nothing was started.
         NodeFailedError: if a run failed, with all runs at once.
         ResultError: if what a run returned cannot travel.
         LaunchError: if a run failed otherwise, or could not be started; it names the root cause.

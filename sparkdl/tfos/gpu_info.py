@@ -42,7 +42,7 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
 
     Raises:
         FrameworkMissingError: if NVML or its package is missing.
-        ConfigError: if there are not so many, or too few are free.
+        ConfigError: if the host has fewer, or too few are free.
     """
     if format not in (AS_STRING, AS_LIST):
         raise ConfigError(f"format={format!r}: choose gpu_info.AS_STRING or gpu_info.AS_LIST")

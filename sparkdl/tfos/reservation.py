@@ -164,7 +164,7 @@ class Server:
 
 
 class Client:
-    """A process's way to a `Server`.
+    """A process's connection to a `Server`.
 
     Another program than the server's needs the same secret in the environment variable
     `SPARKDL_RESERVATION_TOKEN`.

@@ -27,7 +27,7 @@ def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[s
         nodes: addresses of all runs, `host:port`, to share out the GPUs of each host.
 
     Raises:
-        ConfigError: if there are GPUs, but not so many free ones.
+        ConfigError: if there are GPUs, but too few are free.
     """
     jars = HadoopClasspath.begin()
     if jars:

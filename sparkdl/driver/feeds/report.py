@@ -35,14 +35,14 @@ class FeedReport:
         rows_padded: rows given a second time to fill a step, see `tail` of `ctx.batches`. Like
             `rows_dropped` and `passes` it counts since the last restart.
         rows_dropped: rows left out because they did not fill a step.
-        rows_unused: rows not wanted by any node, received but not read, of epochs not read by any
-            node. Rows that Spark has not brought yet when no node wants more are not counted; a log
-            line says so.
+        rows_unused: rows that no node wanted, that were received but not read, or of epochs that no
+            node has read. Rows that Spark has not sent when no node needs more are not counted; a
+            log line says so.
         passes: how many times the data has been read; further epochs came from the nodes' logs.
         rows_covered: rows fed before a restart or in an earlier run, and covered by the checkpoint
-            at which training resumed.
-        rows_again: rows given in loops that were left early, so that the epoch began again; beside
-            `rows_used`. Batches that were read ahead count, so do those that Keras looks at.
+            that the training resumed from.
+        rows_again: rows given in loops that were left early, after which the epoch began again; not
+            part of `rows_used`. Batches read ahead, and those that Keras inspects, count.
     """
 
     epochs: int = 0

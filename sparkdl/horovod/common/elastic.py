@@ -111,7 +111,7 @@ class ObjectState:
             callback()
 
     def commit(self) -> None:
-        """Keep the state as it is now, in a checkpoint; all processes call it, at the same step.
+        """Save the current state in a checkpoint; all processes call it, at the same step.
 
         A restart resumes here. Without `checkpoint_dir` it is kept only in memory, for `restore`.
 
@@ -137,19 +137,19 @@ class ObjectState:
                 (folder / _FILE).write_bytes(cloudpickle.dumps(self._kept))
 
     def check_host_updates(self) -> None:
-        """Do nothing: sparkdl takes in nodes that come, right after a commit."""
+        """Do nothing: sparkdl adds nodes that come back, right after a commit."""
 
     def save(self) -> None:
         """Keep copies of the objects in memory."""
         self._kept = {name: self._copied(name) for name in self._kept}
 
     def restore(self) -> None:
-        """Make the objects what `save` has kept."""
+        """Restore the objects that `save` has copied."""
         for name, kept in self._kept.items():
             self._put(name, kept)
 
     def sync(self) -> None:
-        """Make the objects of all processes those of rank 0, and keep them."""
+        """Copy the objects of rank 0 to all processes, and keep them."""
         self.save()
         self._kept = group_of().broadcast_object(self._kept)
         self.restore()
@@ -336,7 +336,7 @@ class ElasticSampler:
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that each process has used a batch of so many rows."""
+        """Note that each process has used a batch of `batch_size` rows."""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, int]:
@@ -344,7 +344,7 @@ class ElasticSampler:
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where another sampler of this data set was."""
+        """Continue where another sampler of this data set stopped."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
@@ -373,7 +373,7 @@ class ElasticSampler:
 
 
 class CommitState:
-    """Commits the state every so many batches, and at the end of each epoch.
+    """Commits the state every `batches_per_commit` batches, and at the end of each epoch.
 
     The commit is made before the next batch, when all callbacks have seen the last one: so the
     order of the callbacks does not matter.
@@ -383,7 +383,7 @@ class CommitState:
         batches_per_commit: each commit is a checkpoint, so not too few.
 
     Raises:
-        ConfigError: if that is no number from 1.
+        ConfigError: if `batches_per_commit` is below 1.
     """
 
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:

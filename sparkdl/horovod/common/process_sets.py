@@ -261,7 +261,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Forget a process set and close its connections; all processes call it.
+    """Remove a process set and close its connections; all processes call it.
 
     Returns:
         Whether it was known; False as well for the set of all processes, which stays.

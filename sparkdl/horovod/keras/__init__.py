@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
 
 
 def allreduce(value: Any, name: str | None = None, **options: Any) -> Any:
-    """Return a tensor, or what becomes one, reduced over all members.
+    """Return a tensor, or a value that converts to one, reduced over all members.
 
     Args:
         options: of `sparkdl.horovod.tensorflow.allreduce`.

@@ -96,8 +96,8 @@ class Schedule:
         multiplier: of `initial_lr`, by epoch; a number `m` stands for `m ** (epoch - start_epoch)`.
         start_epoch, end_epoch: the first epoch of the schedule, and the first one after it.
         staircase: by whole epochs; otherwise by parts of an epoch, batch by batch.
-        momentum_correction: accepted; Keras 3 has no momentum that could be changed. A log line
-            says so of an optimizer with one.
+        momentum_correction: ignored: the momentum of Keras 3 cannot be changed. A log line warns
+            if the optimizer has one.
         steps_per_epoch: if Keras does not know it.
 
     Raises:

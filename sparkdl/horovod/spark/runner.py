@@ -158,7 +158,7 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
     Args:
         fn, args, kwargs, num_proc, start_timeout: see `run`. After a loss lines still begin with
             the rank that their process had at the start.
-        min_num_proc: with how many to go on if lost ones do not come back; by default all.
+        min_num_proc: continue with at least this many if lost ones stay away; by default all.
         max_num_proc: accepted; there are never more than `num_proc`.
         elastic_timeout: seconds that a restart waits for lost processes; by default
             `HOROVOD_ELASTIC_TIMEOUT`, or 600.

@@ -47,8 +47,8 @@ class TFEstimator(
 ):
     """Runs `train_fn(args, ctx)` on `cluster_size` nodes and feeds them the DataFrame.
 
-    `args` are the user's arguments with all parameters: a set parameter beats an argument, and an
-    argument beats the parameter's default. `train_fn` reads `ctx.get_data_feed(input_mapping=
+    `args` are the user's arguments with all parameters: a set parameter overrides an argument, and
+    an argument overrides a parameter's default. `train_fn` reads `ctx.get_data_feed(input_mapping=
     args.input_mapping)` or `ctx.dataset(…)`, saves its model in `args.export_dir`, and may return
     its history: `return model.fit(…).history`.
 

@@ -46,8 +46,8 @@ class KerasEstimator(
             your own functions and classes.
 
     Raises:
-        ConfigError: if `model` is neither, or is not compiled and there is no `loss`; if there is
-            no such parameter, or it cannot have that value.
+        ConfigError: if `model` is neither, or is not compiled and there is no `loss`; if a
+            parameter is unknown or its value invalid.
     """
 
     __module__ = "sparkdl"

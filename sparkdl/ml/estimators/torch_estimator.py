@@ -117,8 +117,7 @@ class TorchEstimator(ModuleEstimator, params=["optimizer", "loss", "metrics"]):
             those of the `Trainer`: `gradient_clip_val`, `precision`, `logger`, `strategy`, …
 
     Raises:
-        ConfigError: if `model` is neither; if there is no such parameter, or it cannot have that
-            value.
+        ConfigError: if `model` is neither, or a parameter is unknown or its value invalid.
         FrameworkMissingError: by `fit`, without Lightning; nothing was started.
     """
 
@@ -163,8 +162,7 @@ class LightningEstimator(ModuleEstimator):
             `precision`, `logger`, `strategy`, …
 
     Raises:
-        ConfigError: if `model` is neither; if there is no such parameter, or it cannot have that
-            value.
+        ConfigError: if `model` is neither, or a parameter is unknown or its value invalid.
     """
 
     __module__ = "sparkdl"

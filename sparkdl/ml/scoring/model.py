@@ -116,7 +116,7 @@ class TFModel(
 
     `input_mapping` names the column for each of the model's inputs, `output_mapping` the column
     for each output that is wanted; without it all outputs are there under their own names. A
-    process of its own loads the model to see its inputs and outputs; no Spark job runs.
+    separate process loads the model to find its inputs and outputs; no Spark job runs.
 
     Each Python worker of Spark loads the model once and keeps it until it is given another one;
     where tasks share a GPU, one process for each GPU does, see `setModelPer`.
@@ -184,13 +184,13 @@ def _with_objects(source: ModelSource, objects: Objects | None = None) -> ModelS
 
 
 class NetworkModel(FittedModel, params=COLUMNS):
-    """A model that an estimator of networks made: Spark ML's usual columns stand for its mapping.
+    """A model that an estimator made, with Spark ML's usual columns unless mappings are set.
 
     The model's output is the column `prediction_col`. If `probability_col` is set (or
-    `raw_prediction_col`, for logits), the output is there as a vector, and `prediction_col` holds
-    the number of the class with the highest score. An only output that ends in a softmax is so by
-    itself, in the column `probability`, unless `output_types` names a type for `prediction_col`; of
-    logits, as far as the training's loss says that they are, it holds the probabilities. With
+    `raw_prediction_col`, for logits), that column holds the output as a vector, and
+    `prediction_col` the number of the class with the highest score. `probability_col` defaults to
+    `probability` for a single output that ends in a softmax, or that the loss takes as logits
+    (their softmax is stored), unless `output_types` has a type for `prediction_col`. With
     `output_mapping`, its columns are there instead.
     """
 
@@ -302,11 +302,11 @@ class KerasModel(NetworkModel):
 class TorchModel(NetworkModel, params=["input_shapes"]):
     """Scores with a module of PyTorch.
 
-    `input_mapping` names the column for each parameter of `forward`; of an only one, `features_col`
-    does. `output_types` declares a column for each output, in order; with `output_mapping`, for
-    those that it names. No Spark job runs.
+    `input_mapping` names the column for each parameter of `forward`; for a single one
+    `features_col` is enough. `output_types` declares a column for each output, in order; with
+    `output_mapping`, for those that it names. No Spark job runs.
 
-    Columns of floats come as the dtype of the model's parameters, others as their own. Each Python
+    Float columns are cast to the dtype of the model's parameters, others keep theirs. Each Python
     worker of Spark loads the model once and keeps it until it is given another one; where tasks
     share a GPU, one process for each GPU does, see `setModelPer`.
 

@@ -15,7 +15,7 @@ Paths = str | PurePath | Sequence[str | PurePath]
 
 @dataclass(frozen=True)
 class ParquetPaths:
-    """Files that are to be read, not looked for yet. Made by `sparkdl.parquet`.
+    """Parquet files to read; none has been opened yet. Made by `sparkdl.parquet`.
 
     Attributes:
         paths: folders, files or patterns.
@@ -36,15 +36,15 @@ def parquet(
     """Return Parquet files, for `cluster.feed` and `train`, and for `feed=` of `ctx.batches`.
 
     Args:
-        paths: a folder, a file, a pattern, or a list of these: local ones, which must be there for
-            the driver and all nodes, or `hdfs`, `s3`, `gs`, `abfs` with `://`. Without a scheme
-            they are on Hadoop's default file system. Keys of `key=value` folders are no columns.
+        paths: a folder, a file, a pattern, or a list of these: local paths, which the driver and
+            all nodes must have, or URLs of `hdfs`, `s3`, `gs`, `abfs`. A path without a scheme is
+            on Hadoop's default file system. Keys of `key=value` folders do not become columns.
         columns: which columns, in this order; all by default.
         options: arguments of the storage's class in `pyarrow.fs`, such as `region` and
             `endpoint_override` of S3. Without them each node finds its own credentials.
 
     Raises:
-        ConfigError: if `paths` are none.
+        ConfigError: if `paths` is no path, or `columns` is no list of names.
     """
     named = _named(paths)
     if not named:

@@ -94,7 +94,7 @@ class HorovodEstimator(Estimator[Any], EstimatorParams, _Saved):
             dataset_idx: refused: give the store the paths of the files.
 
         Raises:
-            ConfigError: if something cannot work.
+            ConfigError: if a parameter is invalid, or there are no rows.
             NodeFailedError: if a process failed.
         """
         chosen = self.copy(dict(params)) if params else self.copy()
@@ -226,7 +226,7 @@ def _floats(kind: t.DataType) -> t.DataType:
 
 
 def transformed(df: DataFrame, function: Callable[[Any], Any], mark: Column | None) -> DataFrame:
-    """Return the rows that a function of a pandas DataFrame makes of others, batch by batch.
+    """Return the rows of a DataFrame, transformed by a pandas function, batch by batch.
 
     Arrays and vectors are numpy arrays there. The first rows show what types it returns.
 
