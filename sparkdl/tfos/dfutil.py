@@ -2,7 +2,7 @@
 
 Runs in: driver, feeder
 
-Uses `sparkdl.data`. `docs/data.md` lists the differences from TensorFlowOnSpark.
+Uses `sparkdl.data`. `docs/migrating.md` lists the differences from TensorFlowOnSpark.
 https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/dfutil.py
 """
 
