@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver.feeds import state as fs
 from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
+from sparkdl.driver.feeds.table import WINDOW_NBYTES
 from sparkdl.driver.feeds.transitions import LOOKS, REASON_S, TRANSITIONS, step
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from tests.doubles.machines import Played, declared_steps_only
@@ -88,12 +90,14 @@ class Play(Played):
         now = {"counts": dict(self.counts), "progress": self.progress, **known}
         return self.say(fs.NodesSeen(replace(self.state.feed.nodes, **now)))
 
-    def spooled(self, *rows: int, epoch: int = 0, generation: int = 0) -> list[fs.Action]:
-        """Have the agents report so many rows of partition 0, one after the other."""
+    def spooled(
+        self, *rows: int, part: int = 0, generation: int = 0, nbytes: int = 1
+    ) -> list[fs.Action]:
+        """Have the agents report so many rows of a partition, one after the other."""
         said, start = list[fs.Action](), 0
         for node_id, num_rows in enumerate(rows):
-            ranges = (SpooledRange(0, 0, start, 0, num_rows, 1),)
-            message = Spooled(generation, "input", epoch, ranges, ROOM_NBYTES)
+            ranges = (SpooledRange(0, part, start, 0, num_rows, nbytes),)
+            message = Spooled(generation, "input", 0, ranges, ROOM_NBYTES)
             said += self.say(fs.RowsSpooled(((node_id, message),)))
             start += num_rows
         return said
@@ -154,6 +158,37 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
     assert isinstance(play.state, fs.Idle)
 
 
+def test_node_that_waits_with_all_its_rows_gets_more() -> None:
+    play = Play()
+    play.asked()
+    play.spooled(2, 2, nbytes=WINDOW_NBYTES // 2)
+    assert play.spooled(2, 2, part=1, nbytes=WINDOW_NBYTES // 2) == []
+    assert play.seen({"is_waiting": True}) == [], "its rows are on the way"
+    assert len(play.seen({"rows_received": 2})) == 2, "one message for each node: both get two rows"
+
+
+def test_rest_of_an_epoch_without_a_row_for_each_node_comes_first_in_the_next_one() -> None:
+    play = Play()
+    play.asked()
+    play.say(fs.JobEnded(1, (FedPartition(0, 4), FedPartition(1, 1))))
+    history = play.state.feed.history
+    history.mark_covered(history.coverage(0, [{0: {0: ((0, 4),)}}]))
+    play.seen(generation=1, world=world_of(2, 1))
+    (start,) = play.expire()
+    assert start.spec.skipped == {0}
+    play.spooled(1, part=1, generation=1)
+    *_, cut = play.say(fs.JobEnded(2, (FedPartition(0), FedPartition(1, 1))))
+    assert cut == fs.Send(FeedCut("input", 0), BOTH, 1), "a skipped partition has no number of rows"
+    end, *_ = play.seen({"cut": EpochCount(0, 1)}, {"cut": EpochCount(0, 0)})
+    assert end == fs.Send(EpochEnd("input", 0, {0: 1, 1: 0}, goes_on=True), BOTH, 1)
+
+
+def test_rows_are_retained_for_a_shuffle_that_follows() -> None:
+    for epochs in (1, 2):
+        begin, _ = Play().asked(epochs, shuffle="global")
+        assert begin == sent(FeedBegin("input", 0, epochs - 1, retain=epochs > 1))
+
+
 def test_node_that_reads_its_log_on_does_not_keep_a_call_that_another_has_ended() -> None:
     play = Play()
     play.asked(epochs=5)
@@ -162,9 +197,12 @@ def test_node_that_reads_its_log_on_does_not_keep_a_call_that_another_has_ended(
     play.seen(whole, whole)
     assert play.seen({"closed_to": 4}) == []
     assert play.seen({}, {"given": ReadCounts(4, epochs=2)}) == []
+    both = deepcopy(play)
     *_, answer = play.expire()
     assert isinstance(answer, fs.Answer)
     assert play.now_s == REASON_S
+    *_, answer = both.seen({}, {"closed_to": 4})
+    assert isinstance(answer, fs.Answer)
 
 
 def test_job_that_nobody_wants_is_cancelled_and_what_came_is_an_epoch() -> None:
@@ -195,9 +233,17 @@ def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     again.say(fs.JobFailed(1, error, REASON_S))
     assert again.expire() == [CUT_SHORT], "nobody says: the job's own error counts"
     assert again.expire()[-1] == fs.Answer(7, error), "though no node has counted"
-    of_data = Play()
-    of_data.asked()
-    assert of_data.say(fs.JobFailed(1, error)) == [CUT_SHORT]
+
+
+def test_ended_node_does_not_end_the_call_and_may_have_received_rows() -> None:
+    play = Play()
+    play.asked()
+    assert play.seen({}, {"closed": True}) == [], "the other node trains on"
+    error = RuntimeError("bad data")
+    assert play.say(fs.JobFailed(1, error)) == [CUT_SHORT]
+    end, answer = play.seen({"cut": EpochCount(0)})
+    assert end == sent(EpochEnd("input", 0, {0: 0}))
+    assert answer == fs.Answer(7, error)
 
 
 def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None:
@@ -224,7 +270,8 @@ def test_next_generation_cancels_the_last_job_and_finds_what_agents_still_have()
     assert isinstance(play.state, fs.Opening), "agents may still have rows of that job"
     assert play.spooled(3, generation=1) == []
     assert play.seen({"began": 0}) == []
-    (start,) = [a for a in play.seen({}, {"began": 0}) if isinstance(a, fs.StartJob)]
+    (start,) = play.expire()  # what an agent does not report is brought again
+    assert isinstance(start, fs.StartJob)
     assert start.spec.run == first.spec.run, "so that they are found after another restart too"
     assert start.spec.done == {0: ((0, 3),)}, "these are here, and are not brought again"
     assert start.spec.generation == 1
@@ -550,9 +597,10 @@ class Simulation:
         if job.is_cancelled and job.left:
             self.take(fs.JobFailed(number, RuntimeError("cancelled")))
             return True
-        sizes = job.start.data.sizes
+        sizes, skipped = job.start.data.sizes, job.start.spec.skipped
         done = tuple(
-            FedPartition(part, -1 if job.refused[part] else size) for part, size in enumerate(sizes)
+            FedPartition(part, -1 if job.refused[part] or part in skipped else size)
+            for part, size in enumerate(sizes)
         )
         self.take(fs.JobEnded(number, done))
         return True
