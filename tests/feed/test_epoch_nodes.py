@@ -193,14 +193,22 @@ def _all_fed(case: Case) -> list[list[list[int]]]:
     return [fed(case, node) for node in range(case.num_nodes)]
 
 
-def test_rest_of_an_epoch_without_a_row_for_each_node_comes_first_in_the_next_one() -> None:
+@pytest.mark.parametrize(
+    ("rows", "steps"), [([2, 2], [[0, 1], [2, 3], [4]]), ([2, 0], []), (None, [])]
+)
+def test_rest_of_an_epoch_without_a_row_for_each_node_comes_first_in_the_next_one(
+    rows: list[int] | None, steps: Batches
+) -> None:
     with Arrivals(TIMEOUT_S) as it:
         batches = EpochBatches(it.reader, 2, is_even=True)
         it.rows(3)
         it.end_epoch(0, {0: 3, 1: 0}, goes_on=True)
-        it.rows(2, epoch=1)
-        it.end_epoch(1, {0: 2, 1: 2})
-        assert read(batches, 1) == [[[0, 1], [2, 3], [4]]]
+        if rows is None:
+            it.end()
+        else:
+            it.rows(rows[0], epoch=1)
+            it.end_epoch(1, dict(enumerate(rows)))
+        assert read(batches, 1) == [steps], "no step without a row on each node"
 
 
 def test_every_epoch_has_another_order_and_all_nodes_reading_anew_have_the_same() -> None:

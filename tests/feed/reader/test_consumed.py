@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparkdl.control.channel import Local, Reclaim, Reopened
@@ -232,6 +232,7 @@ def test_rows_that_only_fill_a_step_are_no_rows_of_a_position() -> None:
     st.booleans(),
     st.integers(0, 60),
 )
+@example([(2, False)] * 14 + [(2, True)], False, 0)
 def test_what_is_folded_is_still_known(
     steps: list[tuple[int, bool]], is_mixed: bool, committed: int
 ) -> None:
