@@ -303,8 +303,7 @@ def _windows(holder: int, pieces: Iterable[SpooledRange]) -> Iterator[AssignedRa
             yield _window(holder, window)
             window = []
         window.append(piece)
-    if window:
-        yield _window(holder, window)
+    yield _window(holder, window)
 
 
 def _window(holder: int, pieces: Sequence[SpooledRange]) -> AssignedRange:
@@ -320,12 +319,8 @@ def level(num_rows: int, totals: Sequence[int]) -> list[int]:
     lowest, then those rise together. Rows of an incomplete layer go one each to the lowest nodes,
     the lower index first.
     """
-    if num_rows < 0:
-        raise ValueError(f"num_rows is {num_rows}; it cannot be negative")
     shares = [0] * len(totals)
     by_total = sorted((total, node) for node, total in enumerate(totals))
-    if not by_total:
-        return shares
     wet, held = 0, num_rows  # how many nodes get water; water plus the floor below it
     for total, _ in by_total:
         if wet and held < total * wet:  # the water stands below this node's floor

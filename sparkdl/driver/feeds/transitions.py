@@ -499,8 +499,6 @@ def _fail_call(feed: Feed, call: Call, error: Exception) -> tuple[Feed, list[Act
 
 def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
     nodes = event.nodes
-    if nodes == state.feed.nodes:
-        return state, []
     has_moved = nodes.progress != state.run.progress
     state = with_feed(state, nodes=nodes)
     if has_moved:

@@ -503,11 +503,9 @@ class GatheredRows:
 
 def agreed_steps(rows: Sequence[int], batch_size: int, tail: Tail) -> int:
     """Return the number of steps that every node takes in an epoch, by all nodes' rows."""
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     if tail in ("short", "pad"):
-        return max((-(-count // batch_size) for count in rows), default=0)
-    return min((count // batch_size for count in rows), default=0)
+        return max(-(-count // batch_size) for count in rows)
+    return min(count // batch_size for count in rows)
 
 
 def next_share(rows_left: int, steps_left: int, batch_size: int) -> int:

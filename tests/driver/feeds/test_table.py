@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sparkdl.control.messages import AssignedRange, SpooledRange
 from sparkdl.driver.feeds.table import FIRST_GRACE_S, GRACE_S, WINDOW_NBYTES, RowTable, level
 
-TOTALS = st.lists(st.integers(0, 60), max_size=8)
+TOTALS = st.lists(st.integers(0, 60), min_size=1, max_size=8)
 SHORT = 0
 ROOM_NBYTES = 4000
 """A window of 1,000 rows of one byte."""
@@ -24,7 +24,7 @@ ROOM_NBYTES = 4000
 
 def pour_one_by_one(num_rows: int, totals: list[int]) -> list[int]:
     shares = [0] * len(totals)
-    for _ in range(num_rows if totals else 0):
+    for _ in range(num_rows):
         # The lowest now; among equals, the node that was lowest at first, then the lower index.
         lowest = min(range(len(totals)), key=lambda n: (totals[n] + shares[n], totals[n], n))
         shares[lowest] += 1
