@@ -344,9 +344,24 @@ def test_late_news_of_the_round_before_changes_nothing() -> None:
     assert isinstance(play.state, states.Failing)
     assert play.state.failures == before.failures  # type: ignore[union-attr]
     play.expire()
-    before = play.state
-    assert play.say(play.broke("c")) == []
-    assert play.state == before
+    late = (
+        play.broke("c"),
+        states.ResultReported("c", msg.ChildReturned(0, b"")),
+        states.ChildEntered("c", msg.ChildRunning(0, 1)),
+        states.CheckpointCompleted(CheckpointRef("/c/7", 7, 0)),
+        states.NodesBlamed(0, (play.failure("c", 0),)),
+    )
+    again = (play.joined("b2"), *(play.ready(i, 1) for i in ("a", "b2", "c")))
+    for events, kind in (
+        ((), states.Gathering),
+        (again, states.Running),
+        ((play.broke("a", 1),), states.Failing),
+    ):
+        play.say(*events)
+        before = play.state
+        assert isinstance(before, kind)
+        assert [play.say(each) for each in late] == [[]] * len(late)
+        assert play.state == before
 
 
 def test_lost_port_is_no_failure_of_the_next_round() -> None:
