@@ -161,10 +161,10 @@ def uses_a_wrapper(args: None, ctx: NodeContext) -> tuple[bool, str, bool]:
     return before, found.__name__, "sklearn.base" in sys.modules
 
 
-def test_wrappers_of_other_libraries_import_them_when_they_are_used(single: Lab) -> None:
+def test_wrappers_of_other_libraries_import_them_when_they_are_used(pair: Lab) -> None:
     pytest.importorskip("sklearn")
-    single.begin(uses_a_wrapper, None)
-    assert single.results() == [(False, "SKLearnClassifier", True)]
+    pair.begin(uses_a_wrapper, None)
+    assert pair.results() == [(False, "SKLearnClassifier", True)] * 2
 
 
 # feeds
@@ -304,6 +304,7 @@ def beyond(args: None, ctx: NodeContext) -> dict[str, Any]:
     return {**found, "refused": refused}
 
 
+@pytest.mark.deep  # with two workers test_two_workers_end_fit_at_the_same_epoch is the proof
 def test_epochs_that_are_not_fed_are_not_trained_nor_evaluated(single: Lab) -> None:
     single.begin(beyond, None)
     cluster = single.cluster

@@ -141,6 +141,7 @@ def fit(args: dict[str, Any], ctx: NodeContext) -> Used:
     return node.made
 
 
+@pytest.mark.deep
 @pytest.mark.tensorflow
 def test_fit_saves_beside_a_validation(tensorflow: Lab) -> None:
     """A multiple of the steps is saved before the validation, another end of an epoch after it."""
@@ -188,6 +189,7 @@ def loop(node: Any, args: dict[str, Any], train: Any, validation: Any = ()) -> U
 OF_LOOP = expected(3, 5, 8, 10, saved_first=(10,))
 
 
+@pytest.mark.deep
 @pytest.mark.tensorflow
 def test_own_loop_over_a_dataset_saves_beside_a_validation(tensorflow: Lab) -> None:
     assert made(tensorflow, own_loop, "own", refused_at=0, count=True) == OF_LOOP
@@ -314,6 +316,7 @@ def transformers(args: dict[str, Any], ctx: NodeContext) -> Used:
     return made
 
 
+@pytest.mark.deep
 @pytest.mark.torch
 @needs("transformers")
 def test_transformers_save_beside_a_validation(torch: Lab, tmp_path: Path) -> None:

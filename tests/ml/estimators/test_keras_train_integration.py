@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 ROWS, SEED = 64, 3
 
 
+@pytest.mark.deep  # TorchEstimator's, and Keras' fit in tests/frameworks, are killed in make test
 def test_killed_training_has_the_history_and_the_early_stopping_of_an_undisturbed_one(
     tmp_path: Path,
 ) -> None:
