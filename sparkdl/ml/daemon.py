@@ -3,9 +3,9 @@
 Runs in: feeder
 
 Set `spark.python.daemon.module=sparkdl.ml.daemon`, and it is the parent of the workers: an executor
-imports TensorFlow once, ahead of the first task, and its workers share the pages. Otherwise each
-worker imports it by itself, most of the time of a scoring's first partition. Nothing of TensorFlow
-but the import happens here: its threads and devices begin in the worker.
+imports TensorFlow, pandas and the scoring once, ahead of the first task, and its workers share the
+pages. Otherwise each worker imports them, most of the time of a scoring's first partition. Nothing
+of TensorFlow but the import happens here: its threads and devices begin in the worker.
 
 The executors' environment variable `SPARKDL_PRELOAD` names other modules, separated by commas.
 """
@@ -31,7 +31,7 @@ def main() -> None:
     os.dup2(2, 1)  # Spark reads a port from the standard output, which is no place for a log line
     try:
         with quick_imports():
-            for name in _asked():
+            for name in (*_asked(), "pandas", "sparkdl.ml.scoring.task"):
                 import_module(name)
     except ImportError as error:
         _log.warning(

@@ -83,14 +83,15 @@ class SparkSessions:
             url, special = self._start_inside(), {"spark.executor.resource.gpu.amount": "1"}
         elif master == NO_WORKERS:
             url = self.start_standalone(workers=0)
-        elif master == ML:
+        elif master in (LOCAL, ML):
             url = LOCAL
             special = {
                 "spark.python.daemon.module": "sparkdl.ml.daemon",
                 # Otherwise workers of SQL have a daemon of their own, which imports all again.
                 "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
             }
-            special["spark.executorEnv.SPARKDL_PRELOAD"] = "tensorflow,torch"
+            preloaded = "tensorflow,torch" if master == ML else "numpy"
+            special["spark.executorEnv.SPARKDL_PRELOAD"] = preloaded
         self._extra = {**special, **(extra or {})}
         self._session = self._build(url)
         self._master = master if extra is None else None
