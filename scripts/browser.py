@@ -36,8 +36,7 @@ WAIT = threading.Event().wait
 STEP_S = 0.12
 EPOCHS = 20
 SLOW = 1
-WIDTH, HEIGHT = 1180, 900
-PHONE = 390, 844
+WIDTH, HEIGHT = 1280, 900
 
 
 def find() -> str | None:
@@ -115,26 +114,17 @@ def take_screenshots() -> None:
         kill_one()
         WAIT(75)
         with browser() as started:
-            for scheme, (width, height), pages in (
-                ("light", (WIDTH, HEIGHT), PAGES),
-                ("dark", (WIDTH, HEIGHT), PAGES[:1]),
-                ("phone", PHONE, PAGES[:1]),
-            ):
-                context = started.new_context(
-                    viewport={"width": width, "height": height},
-                    color_scheme="dark" if scheme == "dark" else "light",
-                    is_mobile=scheme == "phone",
-                )
-                page = context.new_page()
-                page.goto(str(cluster.dashboard_url))
-                for shown in pages:
-                    page.click(f"nav a[href^={shown.path}]")
-                    page.wait_for_selector("[role=status]")
-                    page.wait_for_timeout(2000)
-                    taken = Image.open(io.BytesIO(page.screenshot()))
-                    small = taken.convert("RGB").quantize(160, dither=Image.Dither.NONE)
-                    small.save(FOLDER / f"{shown.path}-{scheme}.png", optimize=True)
-                context.close()
+            page = started.new_page(
+                viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light"
+            )
+            page.goto(str(cluster.dashboard_url))
+            for shown in PAGES:
+                page.click(f"nav a[href^={shown.path}]")
+                page.wait_for_selector("[role=status]")
+                page.wait_for_timeout(2000)
+                taken = Image.open(io.BytesIO(page.screenshot()))
+                small = taken.convert("RGB").quantize(160, dither=Image.Dither.NONE)
+                small.save(FOLDER / f"{shown.path}-light.png", optimize=True)
         cluster.abort()  # the feed as well
 
 
