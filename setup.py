@@ -50,12 +50,10 @@ setup(
         "torch": ["torch>=2.2", "lightning>=2.6"],
         "jax": ['jax>=0.8; python_version >= "3.11"'],
         "tuning": _TUNING,
-        "connect": _CONNECT,
         "gpu": ["nvidia-ml-py>=12"],
         "tls": _TLS,
-        "dashboard": [*_DASHBOARD, "tqdm[notebook]>=4.60"],
+        "dashboard": _DASHBOARD,
         "mlflow": _MLFLOW,
-        "bench": ["tqdm>=4.60"],
         "demo": _DEMO,
         "dev": [
             *_CONNECT,
