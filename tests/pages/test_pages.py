@@ -1,7 +1,10 @@
-"""The Python of the documentation: names and options exist; with `--deep` it runs."""
+"""The Python of the documentation: names and options exist; with `--deep` it runs, and so do
+the files and commands of `strangers.md`."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,6 +49,7 @@ PLACES = (
 )
 """Beginnings of paths on a page, which become folders of the run."""
 
+STRANGERS = Path(__file__).with_name("strangers.md").read_text(encoding="utf-8")
 NEEDS = {
     "README.md": ("torch",),
     "data.md": ("tensorflow",),
@@ -119,3 +123,21 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
     settings: Any = {"cwd": tmp_path, "env": env, "timeout_s": DEADLINE_S, "with_stderr": True}
     said = output_of(sys.executable, path, **settings)
     assert LONE not in said, said[-8000:]
+
+
+@pytest.mark.deep
+@pytest.mark.spark
+@pytest.mark.tensorflow
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("question", re.findall(r"^## (.+)$", STRANGERS, re.MULTILINE))
+def test_strangers_path_leads_somewhere(question: str, tmp_path: Path) -> None:
+    section = STRANGERS.partition(f"\n## {question}\n")[2].partition("\n## ")[0]
+    for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        (tmp_path / code.splitlines()[0].removeprefix("# ")).write_text(code, encoding="utf-8")
+    (commands,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {"PATH": path, "PYSPARK_PYTHON": sys.executable}
+    settings: Any = {"cwd": tmp_path, "env": env, "timeout_s": DEADLINE_S, "with_stderr": True}
+    print(said := output_of("bash", "-e", "-c", commands, **settings))
+    assert LONE not in said
