@@ -72,7 +72,11 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
 
     class Dies(transformers.TrainerCallback):  # type: ignore[misc] # imported late
         def on_step_end(self, _args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if (ctx.generation, ctx.rank, state.global_step) == (0, 1, args.get("dies_at")):
+            if (ctx.generation, ctx.rank, state.global_step) == (
+                0,
+                ctx.num_workers - 1,
+                args.get("dies_at"),
+            ):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     model = Model()
@@ -139,26 +143,26 @@ def test_trainer_takes_a_feed_as_it_stands_each_row_once_an_epoch(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("mapped", "resumed_at"),
+    ("mapped", "nodes"),
     [
-        pytest.param({"saves": "steps"}, 6, id="torch"),
+        pytest.param({"saves": "steps"}, 1, id="torch"),
         # The rows read ahead are no batches of the Trainer's: it saves at the end of epochs alone.
-        pytest.param({"saves": "epoch", "batched": True}, 6, id="packed", marks=pytest.mark.deep),
+        pytest.param({"saves": "epoch", "batched": True}, 2, id="packed", marks=pytest.mark.deep),
     ],
 )
 def test_training_resumes_with_the_rows_that_its_checkpoint_does_not_cover(
-    tmp_path: Path, mapped: dict[str, Any], resumed_at: int
+    tmp_path: Path, mapped: dict[str, Any], nodes: int
 ) -> None:
     folder = str(tmp_path / "trainer")
     args = {"dies_at": 7, **mapped, "accumulates": 2, "folder": folder}
     options: dict[str, Any] = {"max_restarts": 1, "checkpoint_dir": str(tmp_path / "checkpoints")}
     options["startup"] = Startup(preload=["transformers.trainer"])  # once, for both generations
-    with launch(train, args, framework="torch", **options) as cluster:
-        cluster.feed(rows(), epochs=3, shuffle="global")
+    with launch(train, args, nodes, framework="torch", **options) as cluster:
+        cluster.feed(rows(ROWS // 2 * nodes), epochs=3, shuffle="global")
         results = cluster.results(_SOON_S)
     for result in results:
-        assert result["resumed_at"] == resumed_at
-        assert result["seen"] == [3.0] * ROWS
+        assert result["resumed_at"] == 6
+        assert result["seen"][: ROWS // 2 * nodes] == [3.0] * (ROWS // 2 * nodes)
         assert result["steps"] == 3 * ROWS // 16
 
 

@@ -136,7 +136,7 @@ def test_queues_and_timeouts_mean_what_they_are_called(run: Run) -> None:
         return rows
 
     cluster = run(
-        read_extra, None, 2, input_mode=SPARK, queues=["input", "extra"], reservation_timeout=77
+        read_extra, None, 1, input_mode=SPARK, queues=["input", "extra"], reservation_timeout=77
     )
     assert cluster.cluster.spec.settings.start_timeout_s == 77
     cluster.train(range(30), 2, qname="extra")
@@ -208,15 +208,15 @@ def test_shutdown_waits_for_the_training_however_short_the_grace(
 ) -> None:
     def export(args: Any, ctx: NodeContext) -> str:
         if args[0] is SPARK:
-            assert len(ctx.get_data_feed().next_batch(100)) == 10
+            assert len(ctx.get_data_feed().next_batch(100)) == 20
         threading.Event().wait(1.0)
         return "exported"
 
-    cluster = run(export, [input_mode], 2, input_mode=input_mode)
+    cluster = run(export, [input_mode], 1, input_mode=input_mode)
     if input_mode is SPARK:
         cluster.train(range(20), 1)
     cluster.shutdown(grace_secs=0.1)
-    assert cluster.cluster.results() == ["exported", "exported"]
+    assert cluster.cluster.results() == ["exported"]
 
 
 def check_that_command_lines_and_old_names_are_there(run: Run) -> None:

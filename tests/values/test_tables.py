@@ -103,7 +103,7 @@ def test_dataset_is_read_in_its_order_with_the_columns_of_its_format() -> None:
     assert found["m"].shape == (9_000, 2, 1)
     assert found["m"][:, 0, 0].tolist() == found["x"].tolist()
     assert found["y"].tolist() == [x % 2 for x in found["x"].tolist()]
-    assert list(columns_of(dataset.with_format("torch", columns=["y"]))) == ["y"]
+    assert list(columns_of(dataset.with_format("numpy", columns=["y"]))) == ["y"]
 
 
 def test_dataset_with_a_transform_and_a_dict_of_datasets_are_refused() -> None:
