@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
+    ConfigError,
     NodeFailedError,
     ResultError,
     ShutdownTimeoutError,
@@ -61,7 +63,7 @@ def test_results_are_by_rank_and_may_hold_arrays_and_output_has_the_name_of_its_
 def test_root_cause_comes_first_with_all_that_is_known_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 fails by itself, rank 0 only when rank 1 has gone."""
+    """Rank 1 fails by itself, rank 0 only when rank 1 has gone, by its clock an hour before."""
     use_settings(monkeypatch, settle_s=2.0)  # rank 0 is heard on a slow machine as well
     start, alive = Gate.at(tmp_path / "start"), Gate.at(tmp_path / "alive")
 
@@ -71,9 +73,12 @@ def test_root_cause_comes_first_with_all_that_is_known_of_it(
             print("about to divide")
             os.open(alive.path, os.O_WRONLY)  # until this process ends
             1 / 0  # noqa: B018
+        behind_s = time.time() - 3600
+        time.time = lambda: behind_s
         alive.wait()
         raise ConnectionError("the other worker is gone")
 
+    began_s = time.time()
     with ExitStack() as stack:
         cluster = launch(fail)
         stack.callback(cluster.abort)
@@ -82,6 +87,7 @@ def test_root_cause_comes_first_with_all_that_is_known_of_it(
         with pytest.raises(NodeFailedError) as caught:
             cluster.results(SOON_S)
         cause, consequence = caught.value.failures
+        assert all(began_s <= f.time_s <= time.time() for f in (cause, consequence))
         assert (cause.node, cause.rank, cause.host) == ("worker:1", 1, "127.0.0.1")
         assert cause.pid == them["worker:1"].child.pid
         assert cause.kind == "exception"
@@ -203,6 +209,8 @@ def test_with_block_that_raises_stops_at_once_whoever_waits_and_raises_its_own_e
     def block(pool: ThreadPoolExecutor) -> None:
         with launch(hang, nodes=1, feeding=Feeding(fed=False)) as cluster:
             them.update(processes())
+            with pytest.raises(ConfigError, match=r"launch it without Feeding\(fed=False\)"):
+                cluster.feed([1])
             waiting.extend([pool.submit(cluster.results).result, cluster.results, cluster.wait])
             raise KeyError("mine")
 

@@ -48,27 +48,15 @@ def _lab(factory: pytest.TempPathFactory, **feeding: Any) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="module")
-def roomy(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes that hold whatever they are fed."""
-    yield from _lab(tmp_path_factory, memory_nbytes=1 << 26)
-
-
-@pytest.fixture(scope="module")
 def little(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes that hold 64 KiB; the rest has to wait."""
     yield from _lab(tmp_path_factory, memory_nbytes=LITTLE, disk_nbytes=0)
 
 
 @pytest.fixture(scope="module")
-def disk(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes that hold 64 KiB in memory, and the rest on disk."""
+def roomy(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes that hold whatever they are fed: 64 KiB in memory, and the rest on roomy."""
     yield from _lab(tmp_path_factory, memory_nbytes=LITTLE, disk_nbytes=1 << 28)
-
-
-@pytest.fixture(scope="module")
-def own(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes that read data of their own, of which they hold 64 KiB."""
-    yield from _lab(tmp_path_factory, fed=False, memory_nbytes=LITTLE, disk_nbytes=0)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +130,7 @@ def test_report_counts_all_rows_of_loops_that_were_left_early() -> None:
     assert (report.rows_used, report.rows_again, report.rows_unused) == (16, 32, 84)
 
 
-def test_end_of_one_feed_does_not_cut_another(disk: Lab, feed: str, tmp_path: Path) -> None:
+def test_end_of_one_feed_does_not_cut_another(roomy: Lab, feed: str, tmp_path: Path) -> None:
     def leave_one(args: list[Any], ctx: NodeContext) -> int:
         name, other, *gates = args
         ctx.get_data_feed(qname_in=other).terminate()
@@ -154,14 +142,14 @@ def test_end_of_one_feed_does_not_cut_another(disk: Lab, feed: str, tmp_path: Pa
 
     gates = [Gate.at(tmp_path / str(rank)) for rank in range(2)]
     rows, other = [bytes(1000)] * 500, f"{feed} eval"
-    disk.begin(leave_one, [feed, other, *gates])
+    roomy.begin(leave_one, [feed, other, *gates])
     with ThreadPoolExecutor(1) as pool:
-        training = pool.submit(disk.cluster.feed, iter(rows), 1, feed)
-        disk.cluster.feed(itertools.repeat(1), feed=other)  # endless: returns as nobody wants it
+        training = pool.submit(roomy.cluster.feed, iter(rows), 1, feed)
+        roomy.cluster.feed(itertools.repeat(1), feed=other)  # endless: returns as nobody wants it
         for gate in gates:
             gate.open()
         assert training.result(SOON_S).rows_fed == 500
-    assert sum(disk.ended(feed)) == 500
+    assert sum(roomy.ended(feed)) == 500
 
 
 def test_what_cannot_be_fed_is_refused_before_a_row_is_sent(roomy: Lab, feed: str) -> None:
@@ -377,7 +365,7 @@ def test_files_are_read_once_or_for_each_epoch_if_they_do_not_fit(
     assert each_once(nodes.ended(feed), 1200)
 
 
-@pytest.mark.parametrize(("nodes", "passes"), [("disk", 1), ("little", 3)], indirect=["nodes"])
+@pytest.mark.parametrize(("nodes", "passes"), [("roomy", 1), ("little", 3)], indirect=["nodes"])
 def test_each_epoch_deals_each_row_once_and_reads_files_as_often_as_it_must(
     nodes: Lab, feed: str, tmp_path: Path, passes: int
 ) -> None:
@@ -408,14 +396,14 @@ def test_vanished_file_is_an_error_that_names_node_and_file_and_ends_only_this_f
     assert fed == Counter([*range(1000)] * 2)
 
 
-def test_nodes_share_their_own_files_evenly(own: Lab, tmp_path: Path) -> None:
+def test_nodes_share_their_own_files_evenly(little: Lab, tmp_path: Path) -> None:
     def read(path: str, ctx: NodeContext) -> list[list[list[int]]]:
         batches = ctx.batches(16, ["x"], feed=sparkdl.parquet(path), even=True)
         return [[batch["x"].tolist() for batch in batches] for _ in range(2)]
 
     folder = write(tmp_path / "data", files=3, rows=301, width=200)
-    own.begin(read, f"{folder}/*.parquet")
-    results = own.results()
+    little.begin(read, f"{folder}/*.parquet")
+    results = little.results()
     steps = [[len(epoch) for epoch in read] for read in results]
     assert steps[0] == steps[1]
     rows = [[[x for b in epoch for x in b] for epoch in read] for read in results]
@@ -443,21 +431,15 @@ def test_training_and_validation_are_two_sources_side_by_side_with_a_feed(
     assert sum(rows[1] for rows in results) == 3 * sum(range(250))
 
 
-def test_steps_that_all_nodes_can_take_are_known_without_a_driver(own: Lab, tmp_path: Path) -> None:
+def test_steps_that_all_nodes_can_take_are_known_without_a_driver(
+    little: Lab, tmp_path: Path
+) -> None:
     def full_steps(args: str, ctx: NodeContext) -> list[int]:
         batches = ctx.batches(16, feed=sparkdl.parquet(args), even=True, tail="drop")
         return [len(batch["x"]) for _ in range(2) for batch in batches]
 
-    own.begin(full_steps, str(write(tmp_path / "data", files=1, rows=95)))
-    assert own.results() == [[16] * 4] * 2
-
-
-def test_cluster_that_reads_its_own_data_is_not_fed(own: Lab) -> None:
-    own.begin(read_all, "input")
-    with pytest.raises(ConfigError, match=r"launch it without Feeding\(fed=False\)"):
-        own.cluster.feed([1])
-    with pytest.raises(ConfigError, match=r"feed 'input' cannot be read.*fed=False"):
-        own.results()
+    little.begin(full_steps, str(write(tmp_path / "data", files=1, rows=95)))
+    assert little.results() == [[16] * 4] * 2
 
 
 # nodes that train in step: steps that do not agree would hang them
@@ -482,7 +464,7 @@ def steps_of(results: list[Any]) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("nodes", "tail"),
-    [*(("little", tail) for tail in TAILS), ("roomy", "pad"), ("disk", "drop")],
+    [*(("little", tail) for tail in TAILS), ("roomy", "drop")],
     indirect=["nodes"],
 )
 def test_nodes_that_meet_at_every_step_use_each_row_once_an_epoch(
@@ -543,13 +525,13 @@ def endless() -> Iterator[dict[str, int]]:
 
 
 def test_terminate_of_one_worker_ends_an_endless_feed_and_all_take_part_in_the_next(
-    disk: Lab, feed: str
+    roomy: Lab, feed: str
 ) -> None:
-    disk.begin(alone, {"feed": feed, "stop": [1, 0, 2]})
-    report = disk.cluster.feed(endless(), 1, feed, STEP_S)
+    roomy.begin(alone, {"feed": feed, "stop": [1, 0, 2]})
+    report = roomy.cluster.feed(endless(), 1, feed, STEP_S)
     assert report.epochs == 0
-    again = disk.cluster.feed(parts(50, 7, 39), 2, feed, STEP_S)
-    results = disk.ended(feed)
+    again = roomy.cluster.feed(parts(50, 7, 39), 2, feed, STEP_S)
+    results = roomy.ended(feed)
     assert again.rows_unused == 0
     stayed, left = results
     assert [len(steps) for steps in stayed[-2:]] == [len(steps) for steps in left[-2:]]

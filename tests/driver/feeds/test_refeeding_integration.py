@@ -86,9 +86,8 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     return {"model": model, "restored": restored, "generation": ctx.generation}
 
 
-@pytest.mark.parametrize(
-    "source", ["rows", *(pytest.param(name, marks=pytest.mark.deep) for name in ("files", "own"))]
-)
+@pytest.mark.deep  # of rows that are not shuffled: tests/faults/test_processes.py
+@pytest.mark.parametrize("source", ["rows", "files", "own"])
 def test_final_model_has_each_row_once_an_epoch_however_often_nodes_die(
     source: str, tmp_path: Path
 ) -> None:
