@@ -22,7 +22,6 @@ from sparkdl.core.options import Recovery
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.node.context import NodeContext
 from tests.doubles.ledger import Plan, lost_and_doubled, table, train
-from tests.doubles.map_funs import hang
 from tests.doubles.nodes import SOON_S, all_gone, launch, processes, use_settings
 from tests.doubles.until import until
 from tests.faults.soak import PROGRAM, soak
@@ -217,8 +216,6 @@ def test_driver_within_one_call_that_keeps_pythons_lock_loses_nobody() -> None:
 
 
 def use_it_up(args: Any, ctx: NodeContext) -> None:
-    if ctx.rank != 1:
-        hang(args, ctx)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     more_nbytes = psutil.Process().memory_info().vms + (256 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (more_nbytes, hard))
@@ -228,10 +225,10 @@ def use_it_up(args: Any, ctx: NodeContext) -> None:
 
 
 def test_memory_that_is_used_up_is_the_root_cause_with_the_line_that_asked_for_it() -> None:
-    with pytest.raises(NodeFailedError) as caught, launch(use_it_up) as cluster:
+    with pytest.raises(NodeFailedError) as caught, launch(use_it_up, nodes=1) as cluster:
         cluster.wait(SOON_S)
     cause = caught.value.root_cause
-    assert (cause.node, cause.kind) == ("worker:1", "exception")
+    assert (cause.node, cause.kind) == ("worker:0", "exception")
     assert cause.exception_type == "builtins.MemoryError"
     assert "kept.append" in cause.traceback
 
