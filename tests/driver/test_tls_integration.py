@@ -84,20 +84,20 @@ def test_cluster_trains_scores_and_answers_and_a_listener_learns_of_it_only_with
     lines = Lines()
     table = pa.table({"text": [f"{ROW} {i}" for i in range(1000)]})
     with launch(
-        train_and_score, observe=Observe(on_log=lines), startup=Startup(tls=is_on)
+        train_and_score, nodes=1, observe=Observe(on_log=lines), startup=Startup(tls=is_on)
     ) as cluster:
         assert cluster.feed([table.slice(0, 500), table.slice(500)]).rows_used == 1000
         results = list(cluster.infer(["a", "b", "c"], "score"))
         assert results == [f"{RESULT} {row}" for row in "abc"]
-        lines.wait_for(PRINTED, 2)
+        lines.wait_for(PRINTED)
         assert all("train_and_score" in stack for stack in cluster.stacks().values())
         assert PRINTED in cluster.logs(0)
         spec = cluster._feeds.feed_spec("input", None)
         assert spec.token not in repr(spec)
         assert fetch_cause(wire.tapped(spec.coordinator), spec.token, spec.trust) == ""
-        assert cluster.results(SOON_S) == [500, 500]
-    assert wire.num_servers == 3, "the coordinator and two nodes"
-    secrets = {ROW: 2, RESULT: 1, "FeedBegin": 1, spec.token: 3}
+        assert cluster.results(SOON_S) == [1000]
+    assert wire.num_servers == 2, "the coordinator and a node"
+    secrets = {ROW: 1, RESULT: 1, "FeedBegin": 1, spec.token: 2}
     in_the_clear = {secret: wire.servers_of(secret) for secret in secrets}
     assert in_the_clear == (dict.fromkeys(secrets, 0) if is_on else secrets)
 

@@ -104,22 +104,13 @@ class Kernel:
         return cell
 
 
-SESSION = """
-import os, signal
-from pyspark.sql import SparkSession
+NODES = """
+import signal
 
 import sparkdl
 from tests.doubles.gates import Gate
 
-spark = (
-    SparkSession.builder.master("local[3]")
-    .config("spark.ui.enabled", "false")
-    .config("spark.driver.host", "127.0.0.1")
-    .config("spark.driver.memory", "768m")
-    .config("spark.log.level", "OFF")
-    .getOrCreate()
-)
-rows = spark.range(10_000_000)
+spark, rows = None, range(10_000_000)
 options = {"framework": "plain", "feeding": sparkdl.Feeding(memory_nbytes=1 << 20)}
 
 def hang(gate, ctx):
@@ -131,6 +122,20 @@ def read_a_little(gate, ctx):
     hang(gate, ctx)
 
 """
+SESSION = """
+from pyspark.sql import SparkSession
+
+spark = (
+    SparkSession.builder.master("local[3]")
+    .config("spark.ui.enabled", "false")
+    .config("spark.driver.host", "127.0.0.1")
+    .config("spark.driver.memory", "768m")
+    .config("spark.log.level", "OFF")
+    .getOrCreate()
+)
+rows = spark.range(10_000_000)
+"""
+ALONE = "options['executor'] = 'local'\n"
 
 FEED = """
 with sparkdl.launch(spark, read_a_little, gate, **options) as cluster:
@@ -159,7 +164,7 @@ for _ in range(100):
         time.sleep(0.1)
 print("jobs", list(running()))
 print("rows", rows.count(), SparkSession.getActiveSession() is not None)
-print("ranks", sparkdl.run(spark, lambda args, ctx: ctx.rank, framework="plain"))
+print("ranks", sparkdl.run(spark, lambda args, ctx: ctx.rank, **options))
 """
 
 
@@ -188,28 +193,29 @@ def interrupted(kernel: Kernel, gate: Gate, code: str) -> Cell:
     return end
 
 
-def session(gate: Gate) -> str:
-    """Return the code that makes a session, and knows the gate."""
-    return f"{SESSION}gate = Gate(__import__('pathlib').Path({str(gate.path)!r}))\n"
+def nodes(gate: Gate) -> str:
+    """Return the code that says what nodes run, and knows the gate."""
+    return f"{NODES}gate = Gate(__import__('pathlib').Path({str(gate.path)!r}))\n"
 
 
-@pytest.mark.spark
-def test_interrupt_ends_the_training_and_the_session_goes_on(kernel: Kernel, gate: Gate) -> None:
-    # Spark's own handler of the signal is in force in the cell that makes the session.
-    cell = interrupted(kernel, gate, session(gate) + FEED_WITHOUT_WITH)
+def test_interrupt_ends_the_training_and_the_next_one_runs(kernel: Kernel, gate: Gate) -> None:
+    cell = interrupted(kernel, gate, nodes(gate) + ALONE + FEED_WITHOUT_WITH)
     assert "nodes" in cell.traceback.splitlines()[-1]
     assert len(re.findall(r"^(File|Cell) ", cell.traceback, re.MULTILINE)) <= 2, cell.traceback
     assert "Traceback" not in cell.text
     assert re.search(r"feed 'input': \d+ rows", cell.text)
     assert "; Stopped)" in kernel.run("cluster").result
-    assert "jobs []\nrows 10000000 True\nranks [0]\n" in kernel.run(AFTERWARDS).text
+    assert "ranks [0]\n" in kernel.run(AFTERWARDS.splitlines()[-1]).text
     assert not processes(kernel.pid)
 
 
 @pytest.mark.deep
 @pytest.mark.spark
-def test_interrupt_ends_a_with_a_run_a_shutdown_and_a_fit(kernel: Kernel, gate: Gate) -> None:
-    kernel.run(session(gate))
+def test_interrupt_ends_a_feed_a_run_a_shutdown_and_a_fit_and_the_session_goes_on(
+    kernel: Kernel, gate: Gate
+) -> None:
+    # Spark's own handler of the signal is in force in the cell that makes the session.
+    interrupted(kernel, gate, nodes(gate) + SESSION + FEED_WITHOUT_WITH)
     for code in (FEED, RUN, SHUTDOWN, FIT):
         interrupted(kernel, gate, code)
-    assert "jobs []\n" in kernel.run(AFTERWARDS).text
+    assert "jobs []\nrows 10000000 True\nranks [0]\n" in kernel.run(AFTERWARDS).text
