@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -56,11 +55,28 @@ def process() -> psutil.Process:
     return found[0]
 
 
+def check_record(folder: Path) -> None:
+    """Assert that the record of twelve steps on two nodes holds what happened."""
+    (file,) = folder.iterdir()
+    events = [event_of(line) for line in file.read_bytes().splitlines()]
+    assert [type(event).__name__ for event in events[:2]] == ["Launched", "Changed"]
+    samples = [event for event in events if isinstance(event, Sampled)]
+    assert samples[-1].steps == [11, 11]
+    assert any(sum(sample.load.get("memory_nbytes", [])) > 1e6 for sample in samples)
+    states = [event.state for event in events if isinstance(event, Changed)]
+    assert states == ["gathering", "running", "finished", "stopping", "stopped"]
+
+
 @pytest.mark.usefixtures("no_dashboard_stays")
-def test_pages_open_for_who_has_the_token_and_no_training_waits_for_them() -> None:
-    """All clusters of the program are on the same ones."""
-    with launch(train, 1, nodes=1, observe=Observe(dashboard=True)) as first:
+def test_pages_open_for_who_has_the_token_and_no_training_waits_for_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All clusters of the program are on the same ones; the first is recorded as well."""
+    records = tmp_path / "runs"
+    with launch(train, 12, observe=Observe(dashboard=True, record=str(records))) as first:
         first.results()
+    check_record(records)
+    assert "ends here" not in caplog.text
     with launch(train, 10, nodes=1, observe=Observe(dashboard=True)) as second:
         url = second.dashboard_url
         assert url is not None
@@ -102,39 +118,6 @@ def test_process_and_its_records_go_with_a_program_that_is_killed() -> None:
     assert not Path(folder).exists()
 
 
-def test_record_holds_what_happened_and_is_refused_where_it_cannot_be_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with launch(train, 12, nodes=2, observe=Observe(record=str(tmp_path / "runs"))) as cluster:
-        assert cluster.dashboard_url is None
-        cluster.results()
-    (file,) = (tmp_path / "runs").iterdir()
-    events = [event_of(line) for line in file.read_bytes().splitlines()]
-    assert [type(event).__name__ for event in events[:2]] == ["Launched", "Changed"]
-    samples = [event for event in events if isinstance(event, Sampled)]
-    assert samples[-1].steps == [11, 11]
-    assert any(sum(sample.load.get("memory_nbytes", [])) > 1e6 for sample in samples)
-    states = [event.state for event in events if isinstance(event, Changed)]
-    assert states == ["gathering", "running", "finished", "stopping", "stopped"]
-    assert "ends here" not in caplog.text
-    wrong = tmp_path / "file"
-    wrong.write_text("")
-    with pytest.raises(ConfigError, match="record="):
-        launch(train, 1, nodes=1, observe=Observe(record=str(wrong)))
-
-
-def test_training_does_not_notice_that_its_record_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(event: Any) -> bytes:
-        raise OSError("no room")
-
-    monkeypatch.setattr(dashboard, "line_of", fail)
-    with launch(train, 1, nodes=1, observe=Observe(record=str(tmp_path))) as cluster:
-        assert cluster.results() == [0]
-    assert "ends here after an error; the cluster continues" in caplog.text
-
-
 def test_folder_without_a_record_is_an_error_of_the_command(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,18 +125,27 @@ def test_folder_without_a_record_is_an_error_of_the_command(
     assert "no record is there" in capfd.readouterr().err
 
 
-def test_a_port_that_is_taken_is_an_error_only_for_who_asks(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_training_does_not_notice_a_port_that_is_taken_nor_a_record_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """They are errors only for who asks, and a folder that cannot be one."""
     import socket
 
+    def fail(event: Any) -> bytes:
+        raise OSError("no room")
+
+    monkeypatch.setattr(dashboard, "line_of", fail)
+    wrong = tmp_path / "file"
+    wrong.write_text("")
+    with pytest.raises(ConfigError, match="record="):
+        launch(train, 1, nodes=1, observe=Observe(record=str(wrong)))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setenv("SPARKDL_DASHBOARD", "1")
         monkeypatch.setenv("SPARKDL_DASHBOARD_PORT", str(taken.getsockname()[1]))
         with pytest.raises(ConfigError, match="SPARKDL_DASHBOARD_PORT"):
             launch(train, 1, nodes=1, observe=Observe(dashboard=True))
-        with launch(train, 1, nodes=1) as cluster:
+        with launch(train, 1, nodes=1, observe=Observe(record=str(tmp_path / "runs"))) as cluster:
             assert cluster.dashboard_url is None
-            cluster.results()
+            assert cluster.results() == [0]
     assert "Continuing without a dashboard" in caplog.text
-    assert os.environ["SPARKDL_DASHBOARD"] == "1"
+    assert "ends here after an error; the cluster continues" in caplog.text
