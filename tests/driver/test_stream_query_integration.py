@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ from pyspark.errors import StreamingQueryException
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
-from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
+from tests.doubles.labs import Lab
 from tests.doubles.meetings import Meetings, meet, parts
 from tests.doubles.until import until
 
@@ -58,96 +59,97 @@ class Files:
         return reader.parquet(str(self._folder))
 
 
-def launch(spark: SparkSession, map_fun: Any, args: Any, **options: Any) -> sparkdl.Cluster:
-    return sparkdl.launch(spark, map_fun, args, 2, framework="plain", **options)
-
-
-def read(args: dict[str, int] | None, ctx: NodeContext) -> list[list[int]]:
+def read(args: dict[str, Any], ctx: NodeContext) -> list[list[int]]:
     """Return the rows of each step of all epochs; a node stands still after its first step."""
-    batches, steps = ctx.batches(4, ["x"], even=True), []
-    while ctx.has_epoch():
+    feed, steps = args["feed"], list[list[int]]()
+    batches = ctx.batches(4, ["x"], feed, even=True)
+    while ctx.has_epoch(feed):
         for batch in batches:
             steps.append(batch["x"].tolist())
-            if args and ctx.rank and len(steps) == 1:
+            if ctx.rank and len(steps) == 1 and "held" in args:
                 meet(args["held"])
     return steps
 
 
 def test_query_goes_on_from_its_checkpoint_and_few_rows_wait_for_more(
-    spark_cluster: SparkSession, tmp_path: Path
+    spark_cluster: SparkSession, on_spark: Lab, feed: str, tmp_path: Path
 ) -> None:
     files, offsets = Files(spark_cluster, tmp_path), str(tmp_path / "offsets")
-    with launch(spark_cluster, read, None) as cluster:
-        for rows in (3, 1, 20):  # the second has no row for one of the nodes
-            files.write(rows)
-        first = cluster.train_stream(files.stream(), checkpoint_location=offsets)
-        first.processAllAvailable()
-        files.write(2)
-        first.processAllAvailable()
-        assert first.lastProgress is not None
-        assert first.lastProgress["batchId"] == 3
-        spark_cluster.conf.set("sparkdl.of", "the user's")  # and not of a micro-batch's copy
-        assert type(spark_cluster).active().conf.get("sparkdl.of", None) == "the user's"
-        first.stop()
-        assert (first.isActive, first.exception(), first.awaitTermination(1)) == (
-            False, None, True,
-        )  # fmt: skip
-        files.write(30)
-        again = cluster.train_stream(
-            files.stream(), checkpoint_location=offsets, trigger={"availableNow": True}
-        )
-        assert again.awaitTermination(SOON_S)
-        assert again.id == first.id
-        one, other = cluster.results(SOON_S)
+    train = partial(on_spark.cluster.train_stream, feed=feed, checkpoint_location=offsets)
+    on_spark.begin(read, {"feed": feed})
+    for rows in (3, 1):  # the second has no row for one of the nodes
+        files.write(rows)
+    first = train(files.stream())
+    first.processAllAvailable()
+    files.write(22)
+    first.processAllAvailable()
+    assert first.lastProgress is not None
+    assert first.lastProgress["batchId"] == 2
+    spark_cluster.conf.set("sparkdl.of", "the user's")  # and not of a micro-batch's copy
+    assert type(spark_cluster).active().conf.get("sparkdl.of", None) == "the user's"
+    first.stop()
+    assert (first.isActive, first.exception(), first.awaitTermination(1)) == (
+        False, None, True,
+    )  # fmt: skip
+    files.write(30)
+    again = train(files.stream(), trigger={"availableNow": True})
+    assert again.awaitTermination(SOON_S)
+    assert again.id == first.id
+    one, other = on_spark.ended(feed)
     assert len(one) == len(other)
     assert sorted(x for step in one + other for x in step) == list(range(56)), "each row once"
 
 
 def test_micro_batch_that_a_stop_interrupts_comes_again_as_a_whole(
-    spark_cluster: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark_cluster: SparkSession,
+    on_spark: Lab,
+    feed: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     files, offsets = Files(spark_cluster, tmp_path), str(tmp_path / "offsets")
-    for rows in (1, 3000):  # the first waits for more
+    train = partial(on_spark.cluster.train_stream, feed=feed, checkpoint_location=offsets)
+    for rows in (1, 602):  # the first waits for more; feeders of the second wait for a node
         files.write(rows, wide=1 << 13)
-    little = Feeding(memory_nbytes=1 << 16, disk_nbytes=0)  # feeders wait for a node
-    with (
-        Meetings() as held,
-        launch(spark_cluster, read, {"held": held.port}, feeding=little) as cluster,
-    ):
-        query = cluster.train_stream(files.stream(), checkpoint_location=offsets)
-        assert cluster._controller.wait_for(
-            lambda view: sum(count.given.rows for count in view.feeds.values()) > 8,
+    with Meetings() as held:
+        on_spark.begin(read, {"held": held.port, "feed": feed})
+        query = train(files.stream())
+        assert on_spark.cluster._controller.wait_for(
+            lambda view: sum(n.given.rows for at, n in view.feeds.items() if at[1] == feed) > 8,
             Deadline.after(SOON_S),
         )
         query.stop()
         assert (query.isActive, query.exception()) == (False, None)
         assert until(lambda: ": 1 rows too few for a step" in caplog.text, SOON_S)
         meet(held.port)
-        again = cluster.train_stream(
-            files.stream(), checkpoint_location=offsets, trigger={"availableNow": True}
-        )
+        again = train(files.stream(), trigger={"availableNow": True})
         assert again.awaitTermination(SOON_S)
-        one, other = cluster.results(SOON_S)
+        one, other = on_spark.ended(feed)
     used = [x for step in one + other for x in step]
-    assert set(used) | {0} == set(range(3001))
-    assert len(used) > 3001, "its first part twice"
+    assert set(used) | {0} == set(range(603))
+    assert len(used) > 603, "its first part twice"
 
 
-def has_enough(args: None, ctx: NodeContext) -> int:
-    """Read 20 rows; another reads as long as there are any."""
+def has_enough(args: None, ctx: NodeContext) -> None:
+    """Read 20 rows; another reads as long as there are any. Then fail at a row of another feed."""
     feed, rows = ctx.get_data_feed(), 0
     while not feed.should_stop() and rows < (20 if ctx.rank else 1000):
         rows += len(feed.next_batch(5))
     if not feed.should_stop():
         feed.terminate()
-    return rows
+    assert rows == 20 if ctx.rank else rows >= 10
+    ctx.get_data_feed(qname_in="other").next_batch(1)
+    raise ValueError("no such layer")
 
 
-def test_query_ends_when_a_node_has_had_enough_and_what_cannot_be_is_refused(
+def test_query_ends_when_a_node_has_had_enough_or_fails_and_what_cannot_be_is_refused(
     spark_cluster: SparkSession, tmp_path: Path
 ) -> None:
     files = Files(spark_cluster, tmp_path)
-    with launch(spark_cluster, has_enough, None) as cluster:
+    with (
+        pytest.raises(NodeFailedError, match="no such layer"),
+        sparkdl.launch(spark_cluster, has_enough, None, 2, framework="plain") as cluster,
+    ):
         for wrong in (spark_cluster.range(3), parts(3)):
             with pytest.raises(ConfigError, match="takes a streaming DataFrame"):
                 cluster.train_stream(wrong)  # type: ignore[arg-type]
@@ -161,25 +163,7 @@ def test_query_ends_when_a_node_has_had_enough_and_what_cannot_be_is_refused(
             files.write(10)
         assert query.awaitTermination(SOON_S)
         assert query.exception() is None
-        read, enough = cluster.results(SOON_S)
-        assert enough == 20
-        assert read >= 10
-
-
-def test_query_ends_when_a_node_fails_and_the_cluster_raises_its_error(
-    spark_cluster: SparkSession, tmp_path: Path
-) -> None:
-    def fail(args: None, ctx: NodeContext) -> None:
-        ctx.get_data_feed().next_batch(1)
-        raise ValueError("no such layer")
-
-    files = Files(spark_cluster, tmp_path)
-    files.write(10)
-    with (
-        pytest.raises(NodeFailedError, match="no such layer"),
-        launch(spark_cluster, fail, None) as cluster,
-    ):
-        query = cluster.train_stream(files.stream(), timeout_s=SOON_S)
+        query = cluster.train_stream(files.stream(), feed="other", timeout_s=SOON_S)
         with suppress(StreamingQueryException):  # the query may be stopped before
             query.awaitTermination(SOON_S)
         assert not query.isActive

@@ -27,6 +27,7 @@ def count_rows(args: Any, ctx: NodeContext) -> tuple[str, str, str, int, int]:
     return ctx.job_name, os.environ["CUDA_VISIBLE_DEVICES"], order, ctx.num_gpus, rows
 
 
+@pytest.mark.deep  # a standalone cluster: `local-cluster` refuses profiles of tasks
 def test_nodes_ask_for_the_gpus_of_their_executors_and_feeders_need_none(
     spark_standalone: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,7 +143,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 @settings(
     # Each example is a job of Spark's: to shrink one takes minutes.
-    max_examples=min(100, settings().max_examples // 5),
+    max_examples=min(100, settings().max_examples // 10),
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

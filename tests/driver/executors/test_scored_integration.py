@@ -16,7 +16,9 @@ from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql.types import FloatType, LongType, StructField, StructType
 
 import sparkdl
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.driver.lifecycle.state import is_empty
 from tests.doubles.nodes import processes
 from tests.doubles.sessions import LOCAL, SparkSessions
 
@@ -32,6 +34,8 @@ def score(args: str, ctx: NodeContext) -> None:
     while not feed.should_stop():
         rows = feed.next_batch(how["read"])
         how = json.loads(Path(args).read_text())
+        if how["kind"] == "none":
+            raise ValueError("no such layer")
         results = [RESULTS[how["kind"]](row) for row in rows]
         for start in range(0, len(results), how["answer"]):
             feed.batch_results(results[start : start + how["answer"]])
@@ -64,7 +68,7 @@ def scorer(
 ) -> Iterator[Scorer]:
     """A cluster that stays up for the tests on `spark_local`."""
     how = tmp_path_factory.mktemp("scorer") / "how"
-    with sparkdl.launch(
+    cluster = sparkdl.launch(
         spark_sessions.get(LOCAL),
         score,
         str(how),
@@ -72,8 +76,9 @@ def scorer(
         framework="plain",
         feeding=sparkdl.Feeding(timeout_s=60.0),
         startup=sparkdl.Startup(placement="attached"),
-    ) as cluster:
-        yield Scorer(cluster, how)
+    )
+    yield Scorer(cluster, how)
+    cluster.abort()
 
 
 def rich(spark: SparkSession, rows: int = 100) -> DataFrame:
@@ -160,3 +165,18 @@ def test_misfit_names_the_column_and_the_value(spark_local: SparkSession, scorer
     with pytest.raises(PythonException, match="'p' is declared as float, and a result is a str"):
         cluster.infer(frame, schema="p float").collect()
     assert cluster.infer(frame.limit(5), schema="p float").count() == 5  # the cluster lives
+
+
+def test_action_on_results_says_the_cause_also_when_the_nodes_have_gone(
+    spark_local: SparkSession, scorer: Scorer
+) -> None:
+    """The error is Spark's own there, and its text is the task's."""
+    cluster = scorer.answer("none")
+    frame = cluster.infer(spark_local.range(100), schema="result long")
+    with pytest.raises(PythonException, match="no such layer"):
+        frame.count()
+    assert cluster._controller.wait_for(lambda view: is_empty(view.state), Deadline.after(60))
+    with pytest.raises(PythonException, match=r"\[SPARKDL-CLUSTER-FAILED\] .*no such layer"):
+        frame.count()
+    with pytest.raises(NodeFailedError, match="no such layer"):
+        cluster.infer(spark_local.range(100).rdd)

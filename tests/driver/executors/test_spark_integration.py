@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException, PythonException
+from pyspark.errors import PySparkException
 
 import sparkdl
-from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeFailedError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.options import Feeding
 from sparkdl.driver.executors.sessions import encrypting_setting
 from sparkdl.driver.feeds import transitions
-from sparkdl.driver.lifecycle.state import is_empty
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab
 from tests.doubles.map_funs import hang
@@ -128,28 +126,6 @@ def test_job_of_a_feed_that_nobody_wants_is_cancelled_however_slow_its_source(
     on_spark.begin(has_enough, feed)
     assert on_spark.cluster.feed(rdd, feed=feed, timeout_s=GONE_S * 4).epochs == 0
     on_spark.ended(feed)
-
-
-def test_action_on_results_says_the_cause_also_when_the_nodes_have_gone(
-    spark_local: SparkSession,
-) -> None:
-    """The error is Spark's own there, and its text is the task's."""
-
-    def fail_at_a_row(args: None, ctx: NodeContext) -> None:
-        ctx.get_data_feed(train_mode=False).next_batch(1)
-        raise ValueError("no such layer")
-
-    with launch(spark_local, fail_at_a_row, nodes=1) as cluster:
-        frame = cluster.infer(spark_local.range(100), schema="result long")
-        with pytest.raises(PythonException, match="no such layer"):
-            frame.count()
-        deadline = Deadline.after(60)
-        assert cluster._controller.wait_for(lambda view: is_empty(view.state), deadline)
-        with pytest.raises(PythonException, match=r"\[SPARKDL-CLUSTER-FAILED\] .*no such layer"):
-            frame.count()
-        with pytest.raises(NodeFailedError, match="no such layer"):
-            cluster.infer(spark_local.range(100).rdd)
-        cluster.abort()
 
 
 def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> None:
