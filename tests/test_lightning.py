@@ -115,25 +115,25 @@ def _undisturbed() -> list[Any]:
 
 
 def test_trainer_is_fed_and_goes_on_after_a_failure(tmp_path: Path) -> None:
-    rows = [{"x": [0.3, 1.0], "y": 1.0}] * (NODES * BATCH * BATCHES)
+    """On one node; on two it trains in tests/node/test_checkpoint_pairs_integration.py."""
+    rows = [{"x": [0.3, 1.0], "y": 1.0}] * (BATCH * BATCHES)
     lines = Lines()
     options: dict[str, Any] = {"framework": "torch", "max_restarts": 2}
     options["observe"] = Observe(on_log=lines)
     options["startup"] = Startup(preload=["lightning.pytorch"])  # once, for both generations
-    with launch(train, 2 * BATCHES + 1, NODES, checkpoint_dir=str(tmp_path), **options) as cluster:
+    with launch(train, 2 * BATCHES + 1, 1, checkpoint_dir=str(tmp_path), **options) as cluster:
         validation = cluster.feed_async(rows[:16], epochs=EPOCHS, feed="validation")
         report = cluster.feed(rows, epochs=EPOCHS, timeout_s=_SOON_S)
         validation.result(_SOON_S)
-        results = cluster.results(_SOON_S)
+        (found,) = cluster.results(_SOON_S)
     assert report.rows_unused == 0
     begun = [text for text in lines.of("worker:0") if text.startswith("goes on")]
     assert [text[-4:] for text in begun] == ["None", "0009"]
-    for found in results:
-        assert len(found["losses"]) == 2 * 16 // (NODES * BATCH)
-        assert found["steps"] == list(range(9, EPOCHS * BATCHES))
-        assert found["epochs"] == EPOCHS
-        for one, other in zip(found["weights"], found["expected"], strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-6)
+    assert len(found["losses"]) == 2 * 16 // BATCH
+    assert found["steps"] == list(range(9, EPOCHS * BATCHES))
+    assert found["epochs"] == EPOCHS
+    for one, other in zip(found["weights"], found["expected"], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 def share(folder: str, ctx: NodeContext) -> dict[str, Any]:

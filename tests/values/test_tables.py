@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.values import tables
 from sparkdl.values.columns import concat, to_columns
 from sparkdl.values.tables import holds_tables, tables_in
 
@@ -80,7 +81,10 @@ def test_frame_that_streams_arrow_is_a_table_and_a_reader_is_none() -> None:
     assert not any(map(holds_tables, (reader, [1, 2], [], "text", {"x": [1]})))
 
 
-def test_dataset_is_read_in_its_order_with_the_columns_of_its_format() -> None:
+def test_dataset_is_read_in_its_order_with_the_columns_of_its_format(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tables, "_DATASET_ROWS", 60)
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(
         {
@@ -91,16 +95,16 @@ def test_dataset_is_read_in_its_order_with_the_columns_of_its_format() -> None:
         }
     )
     rows = {
-        "x": list(range(10_000)),
-        "y": [0, 1] * 5_000,
-        "m": [[[i], [i]] for i in range(10_000)],
-        "s": ["a"] * 10_000,
+        "x": list(range(100)),
+        "y": [0, 1] * 50,
+        "m": [[[i], [i]] for i in range(100)],
+        "s": ["a"] * 100,
     }
     dataset = datasets.Dataset.from_dict(rows, features=features)
-    shuffled = dataset.shuffle(seed=1).select(range(9_000))
+    shuffled = dataset.shuffle(seed=1).select(range(90))
     found = columns_of(shuffled)
     assert found["x"].tolist() == list(shuffled["x"]) != sorted(shuffled["x"])
-    assert found["m"].shape == (9_000, 2, 1)
+    assert found["m"].shape == (90, 2, 1)
     assert found["m"][:, 0, 0].tolist() == found["x"].tolist()
     assert found["y"].tolist() == [x % 2 for x in found["x"].tolist()]
     assert list(columns_of(dataset.with_format("numpy", columns=["y"]))) == ["y"]
