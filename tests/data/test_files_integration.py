@@ -34,14 +34,9 @@ def files(folder: Path) -> list[str]:
 def test_rows_come_back(spark_local: SparkSession, tmp_path: Path) -> None:
     frame = spark_local.sql(QUERY)
     write_tfrecords(frame, str(tmp_path))
-    again = read_tfrecords(spark_local, str(tmp_path), frame.schema)
+    assert [name.partition("-")[0] for name in files(tmp_path)] == ["_SUCCESS", *["part"] * 3]
+    again = read_tfrecords(spark_local, [str(tmp_path)], frame.schema)
     assert rows(again) == rows(frame)
-    assert again.rdd.getNumPartitions() == 3
-    few = read_tfrecords(spark_local, [str(tmp_path)]).select("id", "longs").where("id < 5")
-    write_tfrecords(few, str(tmp_path / "few"))
-    found = read_tfrecords(spark_local, str(tmp_path / "few"))
-    assert rows(found) == [Row(id=i, longs=[i, -i]) for i in range(5)]
-    assert files(tmp_path)[0] == "_SUCCESS"
 
 
 def test_a_folder_without_records_needs_a_schema(spark_local: SparkSession, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`make_spark_converter` on Spark: what is written, and read by nodes and Horovod's ranks."""
+"""`make_spark_converter` on Spark: what is written, and read by nodes."""
 
 from __future__ import annotations
 
@@ -60,14 +60,8 @@ def test_dataframe_is_written_as_float32_and_read_by_rank_everywhere(
     order = np.argsort(rows["id"].numpy())
     assert rows["v"].numpy()[order].tolist() == [[i, i] for i in range(40)]
 
-    shares = sparkdl.run(
-        spark_local,
-        read,
-        {"converter": converter},
-        2,
-        framework="torch",
-        feeding=Feeding(fed=False),
-    )
+    alone = {"framework": "plain", "executor": "local", "feeding": Feeding(fed=False)}
+    shares = sparkdl.run(None, read, {"converter": converter}, 2, **alone)
     assert sorted(shares[0] + shares[1]) == list(range(40))
 
     converter.delete()

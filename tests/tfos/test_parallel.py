@@ -121,7 +121,7 @@ def test_error_of_a_run_is_told_with_its_own_traceback(
     spark_local: SparkSession,  # where a task that fails does so once, not four times
 ) -> None:
     def fail(args: Namespace, ctx: TFNodeContext) -> None:
-        if ctx.worker_num == 1:
+        if ctx.worker_num == ctx.num_workers - 1:
             raise ValueError(f"no such file: {args.data}")
 
     sc, args = spark_local.sparkContext, Namespace(data="d")
@@ -129,7 +129,7 @@ def test_error_of_a_run_is_told_with_its_own_traceback(
         TFParallel.run(sc, fail, args, 2)
     assert caught.value.root_cause.node == "worker:1"
     with pytest.raises(LaunchError, match="raised ValueError: no such file: d") as told_:
-        TFParallel.run(sc, fail, args, 2, use_barrier=False)
+        TFParallel.run(sc, fail, args, 1, use_barrier=False)
     assert "in fail" in str(told_.value)
     assert "java" not in str(told_.value)
     assert sc.parallelize([1]).collect() == [1], "the context stays"
