@@ -78,7 +78,7 @@ def test_stream_ends_when_a_node_fails_and_its_error_is_told(ssc: Any) -> None:
         raise ValueError("no such layer")
 
     cluster = run(ssc, fail)
-    cluster.train(stream(ssc, 30, 20))
+    cluster.train(stream(ssc, 3, 20))
     ssc.start()
     with pytest.raises(NodeFailedError, match="no such layer"):
         cluster.shutdown(ssc)
