@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from argparse import Namespace
@@ -157,13 +156,11 @@ def check_that_wrong_feeds_are_refused(cluster: TFCluster.TFCluster) -> None:
 
 
 def check_that_clients_see_the_nodes_and_ask_for_the_end(cluster: TFCluster.TFCluster) -> None:
-    host, port = cluster.cluster_meta["server_addr"]
-    assert host == "127.0.0.1"
+    assert cluster.cluster_meta["server_addr"][0] == "127.0.0.1"
     with closing(Client(cluster.cluster_meta["server_addr"])) as client:
         assert client.await_reservations(SOON_S) == cluster.cluster_info
-    assert not cluster.server.done
-    command = [sys.executable, "-m", "sparkdl.tfos.reservation", host, str(port)]
-    subprocess.run(command, check=True, timeout=60)
+        assert not cluster.server.done
+        assert client.request_stop() == "OK"
     assert cluster.server.done
 
 

@@ -7,34 +7,27 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
-import sparkdl
 from sparkdl.control.messages import Assign
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeLostError
 from sparkdl.core.options import Recovery
-from sparkdl.core.world import Member
-from sparkdl.driver.feeds.transitions import feed_targets
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.view import ClusterView
-from sparkdl.feed.transfer.messages import Target
 from sparkdl.node.context import NodeContext
 from sparkdl.node.spec import start_agent
 from tests.doubles.ledger import Plan, lost_and_doubled, table, train
 from tests.doubles.nodes import SOON_S, launch, processes, use_settings
 from tests.doubles.proxy import Proxy
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 ROWS = 400
 
@@ -149,35 +142,4 @@ def test_node_that_cannot_fetch_is_the_cause_and_the_restart_loses_no_row(
         r"restart 1 of 1 because worker:(\d) .* cannot fetch rows from worker:(?!\1)\d: no answer"
     )
     assert re.search(cause, caplog.text)
-    assert lost_and_doubled(results, ROWS) == (0, 0)
-
-
-# between feeders and an agent
-
-KEYS_NBYTES = 1200
-"""Of streams that carry keys of what goes to a node on the same machine, where Spark feeds."""
-
-
-def test_spark_repeats_tasks_whose_pipe_breaks_in_a_batch_and_each_row_is_there_once(
-    spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proxies: list[Proxy] = []
-
-    def targets(members: Iterable[Member]) -> tuple[Target, ...]:
-        first, second = feed_targets(members)
-        if not proxies:
-            proxies.append(stack.enter_context(Proxy(second.uri, break_at=KEYS_NBYTES)))
-        return first, replace(second, uri=proxies[0].uri)
-
-    monkeypatch.setattr("sparkdl.driver.feeds.transitions.feed_targets", targets)
-    rows = spark_cluster.range(ROWS, numPartitions=4).withColumnRenamed("id", "row")
-    options: dict[str, Any] = {"framework": "plain"}
-    with (
-        ExitStack() as stack,
-        sparkdl.launch(spark_cluster, train, Plan(every=999), 2, **options) as cluster,
-    ):
-        assert cluster.feed(rows).rows_fed == ROWS
-        results = cluster.results(3 * SOON_S)
-        assert cluster.world.generation == 0
-    assert proxies[0].has_broken
     assert lost_and_doubled(results, ROWS) == (0, 0)

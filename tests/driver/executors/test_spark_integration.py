@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -14,11 +16,14 @@ from pyspark.errors import PySparkException
 import sparkdl
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.options import Feeding
+from sparkdl.core.world import Member
 from sparkdl.driver.executors.sessions import encrypting_setting
 from sparkdl.driver.feeds import transitions
+from sparkdl.feed.transfer.messages import Target
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab
 from tests.doubles.map_funs import hang
+from tests.doubles.proxy import Proxy
 from tests.doubles.sessions import jobs_of
 from tests.doubles.until import until
 
@@ -78,6 +83,33 @@ def test_tables_of_the_driver_are_fed_without_a_job_each_row_once_an_epoch(
         cluster.feed({"id": [1]}, 1, feed)
     assert sum(on_spark.ended(feed)) == 2 * sum(range(1000)) + sum(range(1000, 3000))
     assert not any(f"feed {feed!r}" in job.description for job in jobs_of(spark_cluster))
+
+
+def test_spark_repeats_tasks_whose_pipe_breaks_in_a_batch_and_each_row_is_there_once(
+    spark_cluster: SparkSession, on_spark: Lab, feed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows_of(feed: str, ctx: NodeContext) -> list[int]:
+        data, rows = ctx.get_data_feed(qname_in=feed), list[int]()
+        while not data.should_stop():
+            rows += [row.id for row in data.next_batch(16)]
+        return rows
+
+    proxies, feed_targets = list[Proxy](), transitions.feed_targets
+
+    def targets(members: Iterable[Member]) -> tuple[Target, ...]:
+        first, second = feed_targets(members)
+        if not proxies:  # it breaks within the keys of what goes to a node on the same machine
+            proxies.append(stack.enter_context(Proxy(second.uri, break_at=1200)))
+        return first, replace(second, uri=proxies[0].uri)
+
+    rows = spark_cluster.range(400, numPartitions=4)
+    on_spark.begin(rows_of, feed)
+    monkeypatch.setattr(transitions, "feed_targets", targets)
+    with ExitStack() as stack:
+        assert on_spark.cluster.feed(rows, 1, feed).rows_fed == 400
+    assert proxies[0].has_broken
+    one, other = on_spark.ended(feed)
+    assert sorted(one + other) == list(range(400))
 
 
 def test_spark_makes_small_batches_for_a_feed_unless_the_session_says_how_large(

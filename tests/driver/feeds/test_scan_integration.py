@@ -21,7 +21,7 @@ from tests.doubles.labs import Lab
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FEEDS = ("auto", "spark", "filtered", "changed")
+FEEDS = ("auto", "spark", "changed")
 """One after the other, to the same nodes."""
 
 
@@ -77,12 +77,9 @@ def test_rows_are_the_same_whoever_reads_the_files(
     cluster.end_feeds("auto")
     assert cluster.feed(frame, 1, "spark", reader="spark").rows_fed == 120
     cluster.end_feeds("spark")
-    filtered = cluster.feed(frame.where("x between 10 and 100"), 1, "filtered")
-    assert "is read through Spark: its rows come through Filter" in told("filtered")
-    assert (filtered.rows_used, sum(filtered.rows.values())) == (91, 91)
-    cluster.end_feeds("filtered")
     os.utime(folder / "0.parquet", (1e9, 1e9))
     assert cluster.feed(frame, feed="changed").rows_fed == 120
+    assert "is read through Spark: " in told("changed")
     assert "0.parquet has changed since Spark listed it" in told("changed")
     frame = spark_cluster.read.parquet(str(folder)).select(*columns)
     source = scanned_files(frame, is_local=True)
@@ -94,5 +91,4 @@ def test_rows_are_the_same_whoever_reads_the_files(
     fed = {name: Counter(row for node in results for row in node[name]) for name in FEEDS}
     assert len(fed["spark"]) == fed["spark"].total() == 120
     assert fed["auto"] == fed["spark"] + fed["spark"] + fed["spark"]
-    assert fed["changed"] >= fed["spark"] >= fed["filtered"]
-    assert len(fed["filtered"]) == fed["filtered"].total() == 91
+    assert fed["changed"] >= fed["spark"]
