@@ -56,7 +56,8 @@ def train(args: Any, ctx: sparkdl.NodeContext) -> None:
 
 
 def look_at(page: Any, name: str) -> None:
-    page.click(f"nav a[href^={name}]")
+    if f"/{name}" not in page.url:
+        page.click(f"nav a[href^={name}]")
     page.wait_for_selector("[role=status]", timeout=WAIT_MS)
 
 
