@@ -28,15 +28,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"sparkdl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    _add_doctor(
-        commands.add_parser(
-            "doctor", help="check a cluster before a training: what would fail, what is slow"
-        )
-    )
+    text = "check a cluster before a training: what would fail, what is slow"
+    _add_doctor(commands.add_parser("doctor", help=text))
     _add_run(commands.add_parser("run", help="run a program in several processes of this machine"))
-    _add_dashboard(
-        commands.add_parser("dashboard", help="show the record of a cluster in a browser")
-    )
+    text = "show the record of a cluster in a browser"
+    _add_dashboard(commands.add_parser("dashboard", help=text))
     options = parser.parse_args(argv)
     try:
         return int(options.function(options))

@@ -24,9 +24,7 @@ from sparkdl.node.context import NodeContext, current
 
 __all__ = ["Checkpoint"]
 __path__: list[str] = []
-"""Makes this a package, like the `sparkdl.transformers` of another library: importing that one's
-modules raises an error with the replacement.
-"""
+"""Makes this a package, like another library's: its modules' names raise their replacement."""
 __getattr__ = partial(missing_name, __name__)
 
 _log = logging.getLogger(__name__)

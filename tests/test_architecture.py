@@ -26,8 +26,8 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
     name: number
     for number, name in enumerate(
         (
-            *("version", "core", "spark_versions", "values", "control", "storage", "feed"),
-            *("datasets", "collectives", "frameworks", "data"),
+            *("version", "core", "errors", "spark_versions", "values", "control", "storage"),
+            *("feed", "datasets", "collectives", "frameworks", "data"),
             *("node", "driver"),
             "lightning",  # a face that an estimator of ml trains with
             "ml",

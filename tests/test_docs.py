@@ -110,8 +110,10 @@ def _is_known(parts: list[str]) -> bool:
         module = ROOT.joinpath(*parts[:count])
         file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
         if file.exists():
-            following = parts[count : count + 1]
-            return not following or re.search(rf"\b{following[0]}\b", file.read_text()) is not None
+            following, text = parts[count : count + 1], file.read_text()
+            for home in re.findall(r"^from sparkdl\.core\.(\w+) import \*", text, re.MULTILINE):
+                text += (ROOT / "sparkdl" / "core" / f"{home}.py").read_text()
+            return not following or re.search(rf"\b{following[0]}\b", text) is not None
     return False
 
 

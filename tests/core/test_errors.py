@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import traceback
+from importlib import import_module
 from itertools import permutations
 
 import pytest
@@ -87,6 +88,7 @@ def test_error_survives_a_pickle(cls: type[SparkdlError]) -> None:
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_error_is_also_the_builtin_that_callers_know(cls: type[SparkdlError]) -> None:
+    assert getattr(import_module("sparkdl.errors"), cls.__name__) is cls, "their public name"
     assert issubclass(cls, ALSO.get(cls.__name__, SparkdlError))
 
 
