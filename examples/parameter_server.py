@@ -1,13 +1,11 @@
-"""Handwritten digits on parameter servers: workers train asynchronously on the chief's rows.
-
-Runs in: driver
+"""Parameter servers: workers train asynchronously on rows that the chief reads; handwritten digits.
 
     spark-submit examples/parameter_server.py
 
-Needs four slots: a parameter server, the chief, two workers. The data are the 1,797
-images of scikit-learn's `load_digits` (https://archive.ics.uci.edu/dataset/80).
+Needs four task slots: for a parameter server, the chief and two workers.
 
-Prints `test accuracy`, above 0.85. Takes about 60 seconds on two cores.
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `test accuracy`, above 0.85. Takes
+about 60 seconds on two cores.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def train(args: argparse.Namespace, ctx: NodeContext) -> float:
-    """Train until the rows are over; return the accuracy on the test rows. Runs on the chief."""
+    """Train until the feed ends; return the test accuracy. Runs on the chief."""
     import numpy as np
     import tensorflow as tf
 
@@ -48,11 +46,11 @@ def train(args: argparse.Namespace, ctx: NodeContext) -> float:
         for images, labels in ctx.dataset(args.batch_size, x="image", y="label", shuffle=True):
             coordinator.schedule(step, args=(images, labels))
         coordinator.join()
-    rights = [
+    hits = [
         np.argmax(batch["image"] @ weights.numpy() + bias.numpy(), axis=1) == batch["label"]
         for batch in ctx.batches(256, feed="test")
     ]
-    return float(np.mean(np.concatenate(rights)))
+    return float(np.mean(np.concatenate(hits)))
 
 
 def digits(spark: SparkSession) -> list[DataFrame]:
@@ -66,7 +64,7 @@ def digits(spark: SparkSession) -> list[DataFrame]:
 
 
 def run(spark: SparkSession, args: argparse.Namespace) -> float:
-    """Train and test; return the accuracy on the test rows."""
+    """Train and test; return the test accuracy."""
     training, test = digits(spark)
     cluster = sparkdl.launch(
         spark, train, args, nodes=2 + args.workers, roles=sparkdl.Roles(ps=1, chief="chief")
@@ -90,7 +88,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run on the session that spark-submit set up."""
+    """Run in the Spark session of spark-submit."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.appName("sparkdl parameter server").getOrCreate()

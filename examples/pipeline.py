@@ -1,12 +1,11 @@
-"""A Spark ML pipeline with a network in it: assemble, scale, train on several nodes, score.
+"""A Spark ML pipeline with a Keras model: assemble, scale, train on several nodes, score.
 
     spark-submit examples/pipeline.py
 
-The data are the 569 tumours of scikit-learn's `load_breast_cancer`
-(https://archive.ics.uci.edu/dataset/17). The fitted pipeline is saved, and loaded for scoring, as
-any other of Spark ML.
+The fitted pipeline is saved, and loaded for scoring, like any other Spark ML pipeline.
 
-Prints `pipeline: area under the curve`, above 0.95. Takes about 75 seconds on two cores.
+Data: the 569 tumours of scikit-learn's `load_breast_cancer`. Prints `pipeline: area under the
+curve`, above 0.95. Takes about 75 seconds on two cores.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def make_model():
 
 
 def main() -> None:
-    """Fit, save, load and evaluate, on the session that spark-submit set up."""
+    """Fit, save, load and evaluate, in the Spark session of spark-submit."""
     import keras
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.evaluation import BinaryClassificationEvaluator
@@ -68,7 +67,7 @@ def main() -> None:
         )
         fitted = pipeline.fit(train)
         losses = fitted.stages[-1].history["loss"]
-        print(f"pipeline: loss {losses[0]:.2f} after the first epoch, {losses[-1]:.2f} at last")
+        print(f"pipeline: loss {losses[0]:.2f} in the first epoch, {losses[-1]:.2f} in the last")
 
         fitted.write().overwrite().save(folder)
         scored = PipelineModel.load(folder).transform(test)

@@ -1,14 +1,13 @@
-"""Training on a stream: the model learns from files as they come, and is saved when it stops.
+"""Training on a stream: two nodes train on Parquet files as they arrive, then save the model.
 
     spark-submit examples/streaming.py --data /data/digits-stream
 
-Parquet files that are put into the folder `--data` are trained on, two nodes in step, until there
-is a file `_stop` in it (`touch /data/digits-stream/_stop`), or with `--once` until those that are
-there have been used. Started again, the program goes on behind the files that it has used, which
-Spark remembers in the folder `--checkpoint`, with the model that it saved. If `--data` is not
-there, the handwritten digits of scikit-learn are written into it.
+Training stops when the folder `--data` holds a file `_stop` (`touch /data/digits-stream/_stop`);
+with `--once`, after the files that are there at the start. The next run loads the saved model and
+skips the files already used, which Spark records in the folder `--checkpoint`.
 
-Prints `accuracy over the stream`, above 0.6. Takes about 35 seconds on two cores.
+Data: Parquet files in `--data`. If the folder does not exist, the program writes scikit-learn's
+digits there. Prints `accuracy over the stream`, above 0.6. Takes 35 s on two cores (`--once`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import sparkdl
 
 
 def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
-    """Train until the stream ends; return the accuracy over it. Runs once in every node."""
+    """Train until the stream ends; return its mean accuracy. Runs once in every node."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -30,19 +29,19 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
         is_there = Path(args.model).exists()
         model = keras.saving.load_model(args.model) if is_there else make_model(keras)
     accuracies = []
-    # Each micro-batch is an epoch. `has_epoch` waits for one, and is false when the stream ends.
+    # Each micro-batch is an epoch. `has_epoch` waits for the next; it is false at the stream's end.
     while ctx.has_epoch():
         data = ctx.dataset(args.batch_size, x="image", y="label")
         history = model.fit(data, verbose=0)
         accuracies.append(history.history["accuracy"][-1])
         if ctx.is_chief:
             print(f"micro-batch {len(accuracies)}: accuracy {accuracies[-1]:.2f}", flush=True)
-    model.save(args.model)  # which only the first node writes
+    model.save(args.model)  # all nodes call it, the chief writes the file
     return float(np.mean(accuracies))
 
 
 def make_model(keras):
-    """Return a model of 64 pixels to the logits of ten digits."""
+    """Return a compiled model from 64 pixels to the logits of ten digits."""
     model = keras.Sequential(
         [keras.Input((64,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10)]
     )
@@ -65,14 +64,14 @@ def write_digits(folder: Path) -> None:
 
 
 def main() -> None:
-    """Run on the session that spark-submit set up."""
+    """Run in the Spark session of spark-submit."""
     from pyspark.sql import SparkSession
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="out/stream", help="folder of the files")
     parser.add_argument("--checkpoint", default="out/stream-checkpoint")
     parser.add_argument("--model", default="out/stream.keras")
-    parser.add_argument("--once", action="store_true", help="stop behind the files that are there")
+    parser.add_argument("--once", action="store_true", help="stop after the files that are there")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=16, help="per node")
     args = parser.parse_args()

@@ -1,11 +1,9 @@
-"""Handwritten digits: nodes train a Keras model, fed from a DataFrame, and score the test rows.
+"""TensorFlowOnSpark's API: nodes train a Keras model on a DataFrame, then score the test rows.
 
     spark-submit examples/digits/train.py
 
-`make demo` runs it on a Spark cluster of this machine.
-
-Data: the 1,797 images of scikit-learn's `load_digits`. Prints `demo: test accuracy`,
-above 0.9. Takes about 65 seconds on two cores.
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `demo: test accuracy`, above 0.9.
+Takes about 65 seconds on two cores. `make demo` runs it on a local Spark cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def map_fun(args: argparse.Namespace, ctx: NodeContext) -> dict[str, list[float]]:
-    """Train, save, then answer inference. Runs once in every node."""
+    """Train, save the model, then score rows. Runs once in every node."""
     import numpy as np
     import tensorflow as tf
 
@@ -48,7 +46,7 @@ def map_fun(args: argparse.Namespace, ctx: NodeContext) -> dict[str, list[float]
     if ctx.is_chief:
         Path(args.model).parent.mkdir(parents=True, exist_ok=True)
         model.save(args.model)
-        print("the model is saved; now all nodes label the test rows", flush=True)
+        print("the model is saved; all nodes now score the test rows", flush=True)
 
     feed = ctx.get_data_feed(train_mode=False)
     while not feed.should_stop():
@@ -75,31 +73,31 @@ def digits(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
 def run(spark: SparkSession, args: argparse.Namespace) -> float:
     """Train and score; return the test accuracy."""
     train, test = digits(spark)
-    tell(f"two DataFrames of digits: {train.count()} training rows, {test.count()} test rows")
-    tell(f"{args.nodes} nodes start: processes with TensorFlow on the executors of Spark")
+    log(f"loaded {train.count()} training rows and {test.count()} test rows")
+    log(f"starting {args.nodes} nodes: TensorFlow processes on the Spark executors")
     start = time.monotonic()
     mode, observe = TFCluster.InputMode.SPARK, Observe(log_to_driver=True)
     with TFCluster.run(
         spark.sparkContext, map_fun, args, args.nodes, input_mode=mode, observe=observe
     ) as cluster:
-        tell(f"{args.epochs} epochs: each row goes to one node, the nodes average their gradients")
+        log(f"{args.epochs} epochs: each row goes to one node; the nodes average their gradients")
         cluster.train(train, num_epochs=args.epochs)
         scored = cluster.inference(test.rdd).collect()
     seconds = time.monotonic() - start
     accuracy = sum(label == digit for label, digit in scored) / len(scored)
-    tell(f"the model is in {args.model}; keras.saving.load_model opens it")
-    tell(f"next: read {Path(__file__).resolve()}, or write your own: {docs_page('tutorial')}")
-    tell(f"test accuracy {accuracy:.2f}, {args.nodes} nodes, {seconds:.1f} s")
+    log(f"saved the model to {args.model}; keras.saving.load_model loads it")
+    log(f"next: read {Path(__file__).resolve()}, or write your own: {docs_page('tutorial')}")
+    log(f"test accuracy {accuracy:.2f}, {args.nodes} nodes, {seconds:.1f} s")
     return accuracy
 
 
-def tell(text: str) -> None:
-    """Print a line at once, in order with the lines of the nodes."""
+def log(text: str) -> None:
+    """Print a line without buffering, so that it keeps its place among the nodes' lines."""
     print(f"demo: {text}", flush=True)
 
 
 def main() -> None:
-    """Run the demo on the session that spark-submit set up."""
+    """Run the demo in the Spark session of spark-submit."""
     from pyspark.sql import SparkSession
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -1,10 +1,10 @@
-"""A Horovod program for Keras, with nothing changed but its imports: handwritten digits.
+"""A Horovod program for Keras on handwritten digits; only its imports have changed.
 
     spark-submit examples/horovod/keras_digits.py --processes 2
 
-`hvd` is `sparkdl.horovod.keras`; neither Horovod nor MPI is installed. Each process trains on its
-part of the images; gradients and metrics are averaged over all of them, and the learning rate warms
-up to that of the larger batch.
+`hvd` is `sparkdl.horovod.keras`; the program needs neither Horovod nor MPI. Each process trains on
+its share of the images. All processes average their gradients and metrics, and the learning rate
+warms up to the rate scaled for the larger global batch.
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints `test accuracy`, above 0.9. Takes
 about 45 seconds on two cores.
@@ -31,7 +31,7 @@ def train(epochs: int, folder: str) -> float:
     hvd.init()
     images, labels = load_digits(return_X_y=True)
     x, x_test, y, y_test = train_test_split(images / 16, labels, test_size=0.2, random_state=1)
-    rows = len(x) // hvd.size() * hvd.size()  # as many for each: all take the same steps
+    rows = len(x) // hvd.size() * hvd.size()  # equal shares: all take the same steps
     x, y = x[hvd.rank() : rows : hvd.size()], y[hvd.rank() : rows : hvd.size()]
 
     layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10)]
@@ -54,7 +54,7 @@ def train(epochs: int, folder: str) -> float:
 
 
 def main() -> None:
-    """Start the processes, and say how well the digits are read."""
+    """Start the processes, and print the test accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=12)

@@ -1,9 +1,9 @@
-"""Horovod's API for PyTorch: handwritten digits on several processes.
+"""A Horovod program for PyTorch on handwritten digits; only its imports have changed.
 
     spark-submit examples/horovod/torch_digits.py
 
-As a program for Horovod: but for the imports, nothing in it is sparkdl's. Each process reads its
-own share of the data; gradients are averaged while the backward pass goes on.
+`hvd` is `sparkdl.horovod.torch`. Each process reads its share of the data; gradients are averaged
+during the backward pass.
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints `Horovod: test accuracy`, above 0.8.
 Takes about 25 seconds on two cores.
@@ -61,11 +61,11 @@ def train(args: argparse.Namespace) -> float:
 
     images, labels = next(iter(DataLoader(test_data, batch_size=len(test_data))))
     right = (model(images).argmax(1) == labels)[hvd.rank() :: hvd.size()].float()
-    return float(hvd.allgather(right).mean())  # shares of different lengths
+    return float(hvd.allgather(right).mean())  # the shares may differ in length
 
 
 def main() -> None:
-    """Train on the session that spark-submit set up."""
+    """Train in the Spark session of spark-submit."""
     from pyspark.sql import SparkSession
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=32, help="per process")
     parser.add_argument("--lr", type=float, default=0.02, help="per process")
-    parser.add_argument("--fp16-allreduce", action="store_true", help="gradients in 16 bits")
+    parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients in 16 bits")
     args = parser.parse_args()
 
     spark = SparkSession.builder.appName("sparkdl Horovod").getOrCreate()

@@ -2,10 +2,10 @@
 
     spark-submit examples/huggingface/train.py
 
-The model is a tiny BERT, made here, and the tokens are words: nothing is downloaded.
+The model is a tiny, untrained BERT, and the tokens are words: nothing is downloaded.
 
-Data: sentences about films, good or bad, made by the program. Prints the accuracy `at first` and
-`at last`, the last above 0.9. Takes about 35 seconds on two cores.
+Data: generated sentences that praise or criticize films. Prints `first-epoch accuracy` and
+`last-epoch accuracy`, the last above 0.9. Takes about 35 seconds on two cores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORDS = ["[PAD]", *GOOD, *BAD, *OTHER]
 
 
 def review(number: int) -> tuple[str, int]:
-    """Return a text that holds one word of praise or of blame, and which."""
+    """Return a text with one positive or negative word, and its label: 1 if positive."""
     label = number % 2
     draw = random.Random(number)
     words = [*draw.choices(OTHER, k=draw.randint(3, 9)), draw.choice(GOOD if label else BAD)]
@@ -58,7 +58,7 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> list[float]:
     trainer = transformers.Trainer(
         BertForSequenceClassification(config),
         TrainingArguments(
-            output_dir=tempfile.mkdtemp(),  # the checkpoints go to the cluster's folder from here
+            output_dir=tempfile.mkdtemp(),  # sparkdl copies checkpoints to `checkpoint_dir`
             max_steps=args.epochs * args.rows // (args.batch_size * ctx.num_workers),
             per_device_train_batch_size=args.batch_size,
             per_device_eval_batch_size=args.batch_size,
@@ -80,7 +80,7 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> list[float]:
 
 
 def main() -> None:
-    """Feed the nodes on the session that spark-submit set up."""
+    """Feed the nodes from the Spark session of spark-submit."""
     from pyspark.sql import SparkSession
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -110,8 +110,8 @@ def main() -> None:
         ):
             cluster.feed_async(validation, epochs=args.epochs, feed="validation")
             cluster.feed(frame, epochs=args.epochs, shuffle="global")
-            accuracies = cluster.results()[0]
-        print(f"Hugging Face: accuracy {accuracies[0]:.2f} at first, at last {accuracies[-1]:.2f}")
+            found = cluster.results()[0]
+        print(f"Trainer: first-epoch accuracy {found[0]:.2f}, last-epoch accuracy {found[-1]:.2f}")
     finally:
         spark.stop()
 

@@ -1,12 +1,12 @@
-"""JAX: handwritten digits on several nodes, data parallel, fed from a DataFrame.
+"""JAX: data-parallel training on handwritten digits, on several nodes, fed from a DataFrame.
 
     spark-submit examples/jax/digits.py
 
-When `train` begins, the nodes are connected: `jax.devices()` are those of all of them. The batches
-are global arrays, so the step is written as for one device, and the gradients are of all rows.
+When `train` starts, the nodes are connected: `jax.devices()` lists the devices of all nodes. The
+batches are global arrays, so the step is written as for one device.
 
-Data: the 1,797 images of scikit-learn's `load_digits`. Prints `JAX: loss … at first, at last …`,
-the last below 1. Takes about 30 seconds on two cores.
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `JAX: first-epoch loss …, last-epoch
+loss …`, the last below 1. Takes about 30 seconds on two cores.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> list[float]:
     def loss_of(weights: Any, images: Any, labels: Any, weight: Any) -> Any:
         logits = jax.nn.relu(images @ weights["hidden"] + weights["bias"]) @ weights["last"]
         each = -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
-        return jnp.sum(each * weight) / jnp.sum(weight)  # rows that only fill a batch weigh 0
+        return jnp.sum(each * weight) / jnp.sum(weight)  # padding rows have weight 0
 
     @jax.jit
     def step(weights: Any, images: Any, labels: Any, weight: Any) -> Any:
@@ -56,7 +56,7 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> list[float]:
 
 
 def main() -> None:
-    """Feed the nodes on the session that spark-submit set up."""
+    """Feed the nodes from the Spark session of spark-submit."""
     from pyspark.sql import SparkSession
     from sklearn.datasets import load_digits
 
@@ -82,7 +82,7 @@ def main() -> None:
         ) as cluster:
             cluster.feed(frame, epochs=args.epochs)
             losses = cluster.results()[0]
-        print(f"JAX: loss {losses[0]:.2f} at first, at last {losses[-1]:.2f}")
+        print(f"JAX: first-epoch loss {losses[0]:.2f}, last-epoch loss {losses[-1]:.2f}")
     finally:
         spark.stop()
 

@@ -1,10 +1,10 @@
-"""PyTorch Lightning: a Trainer on several nodes, fed, with checkpoints; handwritten digits.
+"""PyTorch Lightning: a Trainer on several fed nodes, with checkpoints; handwritten digits.
 
     python examples/lightning/train.py
 
-Runs on this machine, without Spark: pass a SparkSession to `launch` and DataFrames to `feed`, and
-leave `executor` out, to run it on a cluster. The module is what it would be anywhere; an epoch of
-the trainer is one of the feed. After a failure it goes on with the rows that it has not seen.
+Runs on this machine, without Spark. On a cluster, pass a SparkSession to `launch`, omit `executor`,
+and feed DataFrames. The LightningModule needs no change; an epoch of the trainer is an epoch of the
+feed. After a failure, training resumes with the rows that the checkpoint does not cover.
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints `Lightning: validation accuracy`,
 above 0.8. Takes about 25 seconds on two cores.
@@ -19,7 +19,7 @@ import sparkdl
 
 
 def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
-    """Fit on the rows that are fed; return the accuracy of the validation."""
+    """Fit on the fed rows; return the validation accuracy. Runs once in every node."""
     import lightning.pytorch as pl
     import torch
     from torch.nn.functional import cross_entropy
@@ -56,7 +56,7 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
         callbacks=[checkpoint],
         max_epochs=args.epochs,
         logger=False,
-        enable_checkpointing=False,  # of Lightning's own, beside the rows
+        enable_checkpointing=False,  # Lightning's checkpoints do not record the rows
         enable_progress_bar=False,
     )
     data = FeedDataModule(32, x="image", y="label", validation="validation", shuffle=True)
@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--checkpoints", default="out/lightning", help="folder that all reach")
+    parser.add_argument("--checkpoints", default="out/lightning", help="folder all nodes share")
     args = parser.parse_args()
 
     images, labels = load_digits(return_X_y=True)

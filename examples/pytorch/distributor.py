@@ -1,9 +1,9 @@
-"""PyTorch: a function of pyspark's `TorchDistributor`, with a feed; handwritten digits.
+"""PyTorch: `TorchDistributor` with pyspark's API, plus a feed and restarts; handwritten digits.
 
     spark-submit examples/pytorch/distributor.py
 
-`train` knows nothing of sparkdl but where its rows come from. Without `feed=` it would read its
-own data, as pyspark's does: then only the import of the distributor changes.
+`train` uses sparkdl only to read its rows. A function that reads its data without a feed runs
+unchanged: only the import of the distributor changes.
 
 Data: the 1,797 images of scikit-learn's `load_digits`. Prints `TorchDistributor: accuracy`, above
 0.85. Takes about 30 seconds on two cores.
@@ -18,7 +18,7 @@ from sparkdl.node.context import current
 
 
 def train(epochs: int, learning_rate: float = 0.01) -> tuple[object, list[float]]:
-    """Train on the rows that are fed; return the model and the accuracy of each epoch."""
+    """Train on the fed rows; return the model and the accuracy of each epoch."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -46,7 +46,7 @@ def train(epochs: int, learning_rate: float = 0.01) -> tuple[object, list[float]
 
 
 def main() -> None:
-    """Train on the session that spark-submit set up; score with the model that comes back."""
+    """Train in the Spark session of spark-submit; print the returned model's size and accuracy."""
     from pyspark.sql import SparkSession
     from sklearn.datasets import load_digits
 

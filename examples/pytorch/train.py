@@ -1,12 +1,12 @@
-"""PyTorch: DistributedDataParallel on two nodes, fed from a DataFrame; a kill does not stop it.
+"""PyTorch: DistributedDataParallel on two nodes, fed from a DataFrame; it survives a kill.
 
     spark-submit examples/pytorch/train.py --die-at 60
 
-With `--die-at` a node kills itself at that step. Both nodes then resume from the last checkpoint,
-with exactly the rows that its model has not seen.
+With `--die-at`, the chief kills itself at that step. Both nodes then resume from the last
+checkpoint, with exactly the rows that it does not cover.
 
-Data: the 1,797 images of scikit-learn's `load_digits`. Prints `resumes at step …` after a kill, and
-`PyTorch: loss … at first, at last …`, the last below 1. Takes about 25 seconds on two cores.
+Data: the 1,797 images of scikit-learn's `load_digits`. Prints `resumed at step …` after a kill, and
+`PyTorch: first-epoch loss …, last-epoch loss …`, the last below 1. Takes 25 seconds on two cores.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> list[float]:
         net.load_state_dict(saved["net"])
         optimizer.load_state_dict(saved["optimizer"])
         step, losses = last.step, saved["losses"]
-        print(f"resumes at step {step}")
+        print(f"resumed at step {step}")
 
-    # The feed makes the batches. With `tail="drop"` all are full; the rest joins the next epoch.
+    # The feed forms the batches. `tail="drop"` carries rows of a partial batch to the next epoch.
     data = ctx.torch_dataset(args.batch_size, x="image", y="label", tail="drop", shuffle=True)
     while ctx.has_epoch():
         total, steps = 0.0, 0
@@ -68,7 +68,7 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> list[float]:
 
 
 def main() -> None:
-    """Feed the nodes on the session that spark-submit set up."""
+    """Feed the nodes from the Spark session of spark-submit."""
     from pyspark.sql import SparkSession
     from sklearn.datasets import load_digits
 
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=32, help="per node")
-    parser.add_argument("--die-at", type=int, default=0, help="step; 0 for never")
+    parser.add_argument("--die-at", type=int, default=0, help="step of the kill; 0: never")
     parser.add_argument("--checkpoints", help="folder or URL that all nodes share")
     args = parser.parse_args()
 
@@ -100,7 +100,7 @@ def main() -> None:
         ):
             cluster.feed(frame, epochs=args.epochs)
             losses = cluster.results()[0]
-        print(f"PyTorch: loss {losses[0]:.2f} at first, at last {losses[-1]:.2f}")
+        print(f"PyTorch: first-epoch loss {losses[0]:.2f}, last-epoch loss {losses[-1]:.2f}")
     finally:
         spark.stop()
 

@@ -1,12 +1,12 @@
-"""Segmentation with Keras on two workers: a U-Net, fed from a DataFrame, with a validation feed.
+"""Keras on two workers: a U-Net for segmentation, fed from a DataFrame, with a validation feed.
 
     spark-submit examples/segmentation/spark.py
 
-The nodes need not know the number of rows, partitions or steps: all take the same number of steps,
-and each row is used once in an epoch. `fit` reads an epoch of the validation feed after each of its
-epochs, and `evaluate` one more.
+The program needs no `steps_per_epoch`: all nodes take the same number of steps, and an epoch uses
+each row once. `fit` reads an epoch of the validation feed after each training epoch, and `evaluate`
+reads one more.
 
-Data: images made by the program. Prints `validation loss`, below 0.3, and `intersection over
+Data: generated images. Prints `validation loss`, below 0.3, and `intersection over
 union`, above 0.6. Takes about 50 seconds on two cores.
 """
 
@@ -50,13 +50,13 @@ def make_model():
 
 
 def iou(logits: np.ndarray, masks: np.ndarray) -> float:
-    """Return intersection over union of what was found and what is there."""
+    """Return the intersection over union of the predicted and the true masks."""
     found, there = logits > 0, masks > 0.5
     return float((found & there).sum() / (found | there).sum())
 
 
 def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> tuple[float, float]:
-    """Train and score; return the validation's loss, and `iou`. Runs once in every node."""
+    """Train and score; return the validation loss and `iou`. Runs once in every node."""
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -88,7 +88,7 @@ def images_of(spark, count: int, seed: int):
 
 
 def main() -> None:
-    """Feed the nodes, and tell what the first one found."""
+    """Feed the nodes, and print the results of the first node."""
     from pyspark.sql import SparkSession
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -102,7 +102,7 @@ def main() -> None:
         with sparkdl.launch(
             spark, train, args, args.nodes, observe=sparkdl.Observe(log_to_driver=True)
         ) as cluster:
-            # Begun before the training, and an epoch longer: that of `evaluate`.
+            # Starts before the training feed, and has one more epoch, for `evaluate`.
             unseen = images_of(spark, 200, seed=1000)
             cluster.feed_async(unseen, epochs=args.epochs + 1, feed="validation")
             report = cluster.feed(images_of(spark, args.images, seed=2), epochs=args.epochs)

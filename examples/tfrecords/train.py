@@ -1,11 +1,10 @@
-"""TFRecord files: Spark writes them and reads them back, nodes train from them with tf.data.
+"""TFRecord files: Spark writes them and reads them back; nodes train on them with tf.data.
 
     spark-submit examples/tfrecords/train.py --data /data/digits --model /data/digits.keras
 
-`--data` is a folder that all executors see. If it is not there, the handwritten digits of
-scikit-learn are written into it. Neither needs a jar, and Spark's part needs no TensorFlow.
-
-Prints `TFRecords: training accuracy`, above 0.8. Takes about 40 seconds on two cores.
+Data: the folder `--data`, which all executors share. If it does not exist, the program writes
+scikit-learn's digits there. Spark needs neither a jar nor TensorFlow for these files. Prints
+`TFRecords: training accuracy`, above 0.8. Takes about 40 seconds on two cores.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
     import keras
     import tensorflow as tf
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else of TensorFlow's
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # must precede other TensorFlow calls
 
     def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image = tf.io.FixedLenFeature([64], tf.float32)
@@ -37,10 +36,10 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
 
     files = tf.data.Dataset.list_files(f"{args.data}/train/part-*", shuffle=False)
     data = files.shard(ctx.num_workers, ctx.rank).interleave(tf.data.TFRecordDataset)
-    # Files differ in their rows, and all nodes must take the same number of steps: so `repeat`.
+    # Files differ in rows, but all nodes must take the same number of steps: hence `repeat`.
     data = data.shuffle(2000).repeat().batch(args.batch_size).map(parse).prefetch(2)
     options = tf.data.Options()
-    compat.disable_auto_shard(options)  # the files are shared out already
+    compat.disable_auto_shard(options)  # `shard` has split the files
 
     with strategy.scope():
         layers = [keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)]
@@ -69,7 +68,7 @@ def digits(spark: SparkSession) -> list[DataFrame]:
 
 
 def main() -> None:
-    """Write, read back, and train, on the session that spark-submit set up."""
+    """Write, read back, and train, in the Spark session of spark-submit."""
     from pyspark.sql import SparkSession
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

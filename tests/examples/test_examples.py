@@ -97,13 +97,13 @@ ALL = (
     Example(
         "pytorch/train.py",
         "torch",
-        "resumes at step = 50, at last < 1",
+        "resumed at step = 50, last-epoch loss < 1",
         "--die-at=60 --checkpoints={out}/checkpoints",
         small="--die-at=60 --checkpoints={out}/checkpoints",
         leaves={f"out/checkpoints/*-{step:010}*": 1 for step in (225, 250, 275)},
     ),
     Example("pytorch/distributor.py", "torch", "TorchDistributor: accuracy > 0.85"),
-    Example("huggingface/train.py", "torch", "at last > 0.9", library="transformers"),
+    Example("huggingface/train.py", "torch", "last-epoch accuracy > 0.9", library="transformers"),
     Example("lightning/train.py", "torch", "validation accuracy > 0.8", library="lightning"),
     Example("horovod/torch_digits.py", "torch", "test accuracy > 0.8", "--fp16-allreduce"),
     Example(
@@ -112,7 +112,7 @@ ALL = (
         "test accuracy > 0.9",
         leaves={"out/horovod/digits.keras": 1},
     ),
-    Example("jax/digits.py", "jax", "at last < 1"),
+    Example("jax/digits.py", "jax", "last-epoch loss < 1"),
 )
 
 
