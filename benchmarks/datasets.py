@@ -1,4 +1,4 @@
-"""The data of the benchmarks: Parquet files of random values, or of digits, made once."""
+"""The data of the benchmarks: Parquet files of random values or of digits, written once."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 FILES = 8
-"""Files of the data, and partitions that Spark makes of them."""
+"""Number of files, and of Spark's partitions of them."""
 FEW_FILES = 2
-"""Files of the smaller part, for contestants that need seconds for a few thousand rows."""
+"""Number of files of the smaller part, for contestants that need seconds per thousand rows."""
 FEW_STEP = 256
-"""What their rows are a multiple of: `DataFeed.next_batch(256)` waits for a batch to be full."""
+"""Their rows are a multiple of this: `DataFeed.next_batch(256)` waits for a full batch."""
 TEST_ROWS = 10_000
 _SLICE_NBYTES = 32 << 20
 _KNOWN = 1400
-"""Of scikit-learn's 1,797 digits, those that training rows are made of; the rest is for tests."""
+"""How many of scikit-learn's 1,797 digits make up training rows; the rest make up test rows."""
 _Make = Callable[[np.random.Generator, int], pa.Table]
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A folder with Parquet files, all of one size; `nbytes` is that of the rows in Arrow."""
+    """A folder of Parquet files of equal size; `nbytes` is the size of the rows in Arrow."""
 
     name: str
     path: str
@@ -73,11 +73,11 @@ KINDS: dict[str, tuple[int, int, _Make]] = {
     "blobs": (4_800, 1_200, _blobs),
     "single": (24_000_000, 10_000, _single),
 }
-"""Each with its rows at scale 1, those of the smaller part, and what makes so many rows."""
+"""Each set's rows at scale 1, those of its smaller part, and the function that makes rows."""
 
 
 def make(name: str, folder: Path, scale: float) -> tuple[DataSet, DataSet]:
-    """Return the data set and its smaller part, made unless `folder` has them already."""
+    """Return the data set and its smaller part; create them if `folder` lacks them."""
     rows, few, table = KINDS[name]
     rows = max(FILES, int(rows * scale))
     few = max(1, int(few * min(1.0, scale)) // FEW_FILES // FEW_STEP) * FEW_STEP * FEW_FILES
@@ -88,7 +88,7 @@ def make(name: str, folder: Path, scale: float) -> tuple[DataSet, DataSet]:
 
 
 def make_digits(folder: Path, rows: int) -> tuple[DataSet, DataSet]:
-    """Return training and test rows, made unless `folder` has them already.
+    """Return training and test rows; create them if `folder` lacks them.
 
     `image` is `array<float>` of 784 numbers from 0 to 1, `label` a digit: scikit-learn's digits
     three times as large, at random places in 28 x 28, with noise. A sixth as many test rows, at
@@ -117,7 +117,7 @@ def _digits(which: slice, random: np.random.Generator, rows: int) -> pa.Table:
 
 
 def _make(name: str, make: _Make, folder: Path, files: int, rows: int) -> DataSet:
-    manifest = folder / "_manifest.json"  # Spark passes over such names
+    manifest = folder / "_manifest.json"  # Spark ignores names with this prefix
     each = rows // files
     if manifest.exists():
         found = DataSet(**json.loads(manifest.read_text()))

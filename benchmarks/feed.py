@@ -1,4 +1,4 @@
-"""How many rows a second get from Spark into numpy batches in the nodes, and what does it cost?
+"""How many rows per second reach numpy batches in the nodes, and what does it cost?
 
 Runs sparkdl, TensorFlowOnSpark and the limits in turn on each set of data, and prints medians;
 `README.md` has the method.
@@ -34,7 +34,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: some epochs of a contestant, and the row that is their limit.
+    """A line of the table: epochs of a contestant, and the row of their limit.
 
     Attributes:
         epochs: `COLD` for that of the first feed of all, `FIRST` for the first of the next feed,
@@ -81,7 +81,7 @@ ROWS = (
 
 
 def table(data: DataSet, few: DataSet, results: Sequence[Result]) -> runner.Table:
-    """Return the rows of one set of data; one that there is not has a row too."""
+    """Return the rows of one data set; a row without results is included."""
     speeds: dict[Row, Figure | None] = {}
     rows: dict[str, dict[str, runner.Cell]] = {}
     for row in ROWS:
@@ -106,10 +106,10 @@ def table(data: DataSet, few: DataSet, results: Sequence[Result]) -> runner.Tabl
 def main() -> None:
     parser = runner.options(__doc__, deadline_s=300)
     add = parser.add_argument
-    add("--rows", type=float, default=1.0, help="a factor on the number of rows of every set")
+    add("--rows", type=float, default=1.0, help="factor for the rows of every data set")
     add("--epochs", type=int, default=4, help="epochs of a feed, at least 2")
-    add("--data", type=Path, help="folder for the data, kept; otherwise a temporary one")
-    add("--sets", default=",".join(datasets.KINDS), help="sets of data, with commas between")
+    add("--data", type=Path, help="folder that keeps the data; default: a temporary one")
+    add("--sets", default=",".join(datasets.KINDS), help="comma-separated data sets")
     parsed = parser.parse_args()
 
     with runner.data_folder(parsed.data) as folder:
@@ -121,7 +121,7 @@ def main() -> None:
 
         def arguments(one: Contestant, before: list[Result]) -> dict[str, Any]:
             data, few = made[one.data]
-            # A node gets its share of each of Spark's batches: the bare loop's are as large.
+            # A node gets its share of each Spark batch; the bare loop uses batches of that size.
             same = [done for done in before if done.contestant.data == one.data]
             most = [rows for done in same for rows in done.values("batches", "rows")] or [10_000]
             of_loop = {"segment_rows": max(1, most[-1] // NODES), "epochs": parsed.epochs}

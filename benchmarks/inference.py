@@ -1,4 +1,4 @@
-"""How many rows a second does `transform` score? The same network and rows, on the CPU.
+"""How many rows per second does `transform` score, on the CPU?
 
 Runs sparkdl, Spark's `predict_batch_udf`, TensorFlowOnSpark's `TFModel` and one process without
 Spark in turn, and prints medians; `README.md` has the method.
@@ -26,10 +26,10 @@ WAYS = {
 def main() -> None:
     parser = runner.options(__doc__, deadline_s=300)
     add = parser.add_argument
-    add("--rows", type=float, default=2, help="a factor on 160,000 rows")
+    add("--rows", type=float, default=2, help="factor for 160,000 rows")
     add("--passes", type=int, default=2, help="passes of a contestant that count")
-    add("--batch", type=int, default=1024, help="rows that the model is given")
-    add("--data", type=Path, help="folder for data and model, kept; otherwise a temporary one")
+    add("--batch", type=int, default=1024, help="rows in a batch of the model")
+    add("--data", type=Path, help="folder that keeps data and model; default: a temporary one")
     parsed = parser.parse_args()
     contestants = runner.wanted(parsed, "scoring.py", WAYS)
     with runner.data_folder(parsed.data) as folder:

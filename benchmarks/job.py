@@ -1,7 +1,7 @@
 """How long does a user wait for a model, from the start of the program to scored test rows?
 
-Runs the same training by sparkdl, by its peers and by one process without Spark in turn, and prints
-seconds by phase; `README.md` has the method.
+Runs the same training with sparkdl, its peers and one process without Spark in turn, and prints the
+seconds of each phase; `README.md` has the method.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def main() -> None:
     contestants = runner.wanted(parsed, "jobs.py", WAYS)
     train, test = datasets.make_digits(parsed.data.resolve(), parsed.rows)
     given = {"train": train.path, "test": test.path, "rows": train.rows, "epochs": parsed.epochs}
-    results = runner.in_turn(parsed, contestants, lambda *_: given, ("job", "in all"))
+    results = runner.in_turn(parsed, contestants, lambda *_: given, ("job", "total"))
     rows: dict[str, dict[str, runner.Cell]] = {}
     for one in contestants:
-        rows[one.name] = {"in all": runner.figure(results, one.name, "job", "in all")}
+        rows[one.name] = {"total": runner.figure(results, one.name, "job", "total")}
         for column in (*PHASES, "CPU s", "GB", "accuracy"):
             found = runner.figure(results, one.name, "job", column)
             rows[one.name][column] = found and found.median
     print(f"{train.rows} rows, {parsed.epochs} epochs, {test.rows} test rows; two nodes.\n")
-    runner.report(parsed, {"seconds, median (in all: min-max)": rows}, results)
+    runner.report(parsed, {"seconds, median (total: min-max)": rows}, results)
 
 
 if __name__ == "__main__":

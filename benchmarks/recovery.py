@@ -1,4 +1,4 @@
-"""How long from the kill of a process of a training until it trains again, and who says what when?
+"""How soon does training resume after a kill, and when does the driver report the failure?
 
 Runs sparkdl, its peers and the floors in turn, and prints medians; `README.md` has the method.
 """
@@ -22,7 +22,7 @@ WAYS = {
     "TorchDistributor: child": {"way": "torch", "framework": "torch"},
     EXECUTOR: {"way": "executor", "victim": "executor"},
     "sparkdl, tensorflow: executor": {"way": "sparkdl", "victim": "executor"},
-    TFOS: {"way": "tfos", "kills": 1},  # only a long timeout ends it
+    TFOS: {"way": "tfos", "kills": 1},  # its only end is a long timeout
 }
 
 
@@ -59,7 +59,7 @@ def main() -> None:
         }
     runner.report(parsed, {"seconds since the kill, median (min-max)": rows}, results)
     for (name, text), count in said.items():
-        print(f"{name} said, {count} times: {text}")
+        print(f"{name} reported, {count} times: {text}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What the benchmarks share: contestants in turn, their results, medians, tables, options.
 
 A contestant is a program that writes JSON lines, each with an `event`, to standard output. All its
-processes inherit an environment variable, by which they are found and, if need be, killed.
+processes inherit an environment variable that identifies them, so that leftovers can be killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GRACE_S = 10.0
 
 @dataclass(frozen=True)
 class Contestant:
-    """A program to run with these arguments, on one of several sets of data."""
+    """A program to run with these arguments, on one of several data sets."""
 
     name: str
     program: str
@@ -46,13 +46,13 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of running one contestant once.
+    """The outcome of one run of a contestant.
 
     Attributes:
         round: Rounds up to 0 warm the machine up and do not count.
-        load: The machine's one-minute load average just before.
-        records: What it wrote, one dict for each line.
-        left_behind: The commands of the processes that it left behind and that were killed.
+        load: The machine's one-minute load average before the run.
+        records: The JSON lines that it wrote.
+        left_behind: The commands of its leftover processes, which were killed.
     """
 
     contestant: Contestant
@@ -70,7 +70,7 @@ class Result:
 def wanted(
     parsed: argparse.Namespace, program: str, ways: Mapping[str, Mapping[str, Any]]
 ) -> list[Contestant]:
-    """Return the contestants that `--only` asks for: the ways of a program by name."""
+    """Return the contestants whose name matches `--only`."""
     return [
         Contestant(name, program, arguments)
         for name, arguments in ways.items()
@@ -87,8 +87,8 @@ def in_turn(
     """Run all contestants one after another, round after round.
 
     Args:
-        arguments: Returns what a contestant is given, beside its own; it sees what came before.
-        shown: The event and the figure of it that are printed at once.
+        arguments: Returns a contestant's further arguments, given the results so far.
+        shown: The event and its figure to print after each run.
     """
     results: list[Result] = []
     for number in range(1 - parsed.warm_up, parsed.repeats + 1):
@@ -105,7 +105,7 @@ def in_turn(
 def run(
     parsed: argparse.Namespace, contestant: Contestant, number: int, more: Mapping[str, Any]
 ) -> Result:
-    """Run one contestant, for at most `--deadline-s` seconds, and kill what is left of it."""
+    """Run one contestant, for at most `--deadline-s` seconds, and kill its leftover processes."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or the contestant would stay
     token, load, error = uuid.uuid4().hex, os.getloadavg()[0], None
     with (
@@ -152,12 +152,12 @@ def last_line(stream: Iterator[str]) -> str:
 
 
 def kill(token: str, grace_s: float) -> list[str]:
-    """Kill what carries `token` and still runs after `grace_s` seconds; return the commands."""
+    """Kill processes with `token` that still run after `grace_s` seconds; return their commands."""
     give_up = time.monotonic() + grace_s
     while (alive := marked(token)) and time.monotonic() < give_up:
         time.sleep(0.2)
     left_behind = sorted(alive.values())
-    while alive:  # again and again, for what was started meanwhile
+    while alive:  # repeat: processes may have started others
         for pid in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -199,7 +199,7 @@ def figure(
 
 
 def ratio(of: Figure | None, to: Figure | None) -> float | None:
-    """Return one median over another, if both are there."""
+    """Return one median divided by another, if both exist."""
     return of.median / to.median if of and to and to.median else None
 
 
@@ -209,7 +209,7 @@ Table = Mapping[str, Mapping[str, Cell]]
 
 
 def markdown(title: str, rows: Table) -> str:
-    """Return a Markdown table; what is None is a dash."""
+    """Return a Markdown table, with a dash for None."""
     columns = list(next(iter(rows.values()), {}))
     lines = [[title, *columns], ["---"] * (len(columns) + 1)]
     for name, cells in rows.items():
@@ -224,7 +224,7 @@ def report(
     results: Sequence[Result],
     **more: object,
 ) -> None:
-    """Print the tables by title, what failed and what was left behind; write the JSON."""
+    """Print the tables, failures and leftover processes; write the JSON."""
     for title, rows in tables.items():
         if rows:
             print(f"{markdown(title, rows)}\n")
@@ -248,7 +248,7 @@ def report(
 def options(
     description: str | None, deadline_s: float, repeats: int = 5, warm_up: int = 1
 ) -> argparse.ArgumentParser:
-    """Return the parser with the options that every benchmark has."""
+    """Return a parser with the options of all benchmarks."""
     name = Path(sys.argv[0]).stem
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -257,8 +257,8 @@ def options(
     peers = ROOT / ".venv-peers" / "bin" / "python"
     python = str(peers if peers.exists() else sys.executable)
     add("--repeats", "--rounds", type=int, default=repeats, help="rounds that count")
-    add("--warm-up", type=int, default=warm_up, help="rounds before, that do not count")
-    add("--deadline-s", type=float, default=deadline_s, help="longest time of a contestant")
+    add("--warm-up", type=int, default=warm_up, help="earlier rounds that do not count")
+    add("--deadline-s", type=float, default=deadline_s, help="time limit of a contestant's run")
     add("--python", default=python, help="the interpreter of the contestants")
     pattern = partial(re.compile, flags=re.IGNORECASE)
     add("--only", default="", type=pattern, help="contestants whose name matches this expression")
@@ -269,6 +269,6 @@ def options(
 
 @contextlib.contextmanager
 def data_folder(kept: Path | None) -> Iterator[Path]:
-    """Give the folder for data: the one of `--data`, which is kept, or a temporary one."""
+    """Yield the folder of `--data`, which is kept, or a temporary one."""
     with tempfile.TemporaryDirectory(prefix="bench-data-") as temporary:
         yield (kept or Path(temporary)).resolve()

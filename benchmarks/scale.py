@@ -18,8 +18,8 @@ def main() -> None:
     parser = runner.options(__doc__, deadline_s=600, repeats=1, warm_up=0)
     parser.set_defaults(python=sys.executable)
     add = parser.add_argument
-    add("--sections", default=",".join(SIZES), help="with commas")
-    add("--nodes", help="with commas, in place of each section's own")
+    add("--sections", default=",".join(SIZES), help="comma-separated sections")
+    add("--nodes", help="comma-separated node counts for all sections")
     add("--seconds", type=float, default=15.0, help="for each load of `control`")
     parsed = parser.parse_args()
     contestants = [

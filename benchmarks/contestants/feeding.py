@@ -1,6 +1,6 @@
-"""The contestants of `feed.py`: the ways of rows to batches of numpy arrays, and their limits.
+"""The contestants of `feed.py`: paths from rows to batches of numpy arrays, and their limits.
 
-numpy is imported at the top, Spark and pyarrow are not: this is imported inside nodes.
+Nodes import this module: only numpy is imported at the top, not Spark or pyarrow.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Records = list[dict[str, Any]]
 
 
 class Touch:
-    """Has every byte of every batch read: numbers are copied to memory that is there already."""
+    """Reads every byte of every batch: copies numbers to memory that is already allocated."""
 
     def __init__(self) -> None:
         self.rows = self.lengths = 0
@@ -53,7 +53,7 @@ class Touch:
         self._room: dict[str, np.ndarray] = {}
 
     def __call__(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Touch one batch; of objects the lengths are added up."""
+        """Touch one batch; for objects, add up the lengths."""
         if not self.rows:
             self.first_at = time.time()
         for name, array in batch.items():
@@ -82,7 +82,7 @@ def moment() -> dict[str, Any]:
 def feed_session(slots: int, partitions: int) -> Iterator[SparkSession]:
     """Start a warm session that reads a folder of as many files as `partitions`, and stop it."""
     settings = {
-        "spark.sql.files.minPartitionNum": str(partitions),  # or the slots would decide
+        "spark.sql.files.minPartitionNum": str(partitions),  # otherwise the number of slots decides
         "spark.python.unix.domain.socket.enabled": "true",
     }
     with session("bench-feed", slots, settings, _MEMORY_MIB) as spark:
@@ -90,12 +90,12 @@ def feed_session(slots: int, partitions: int) -> Iterator[SparkSession]:
 
 
 def drain(data: DataFrame) -> list[Any]:
-    """Have Spark hand all rows to Python, and drop them there; return what each partition had."""
+    """Pass all rows from Spark to Python, and drop them; return the counts of each partition."""
     return list(data.mapInArrow(count, "rows long, most long, first_at double").collect())
 
 
 def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Count and drop: rows, rows of the largest batch, and when the first batch came."""
+    """Drop the rows; count them and those of the largest batch; record the first batch's time."""
     import pyarrow as pa
 
     rows, first_at = [], 0.0
@@ -113,14 +113,14 @@ def write_epochs(
     nodes: list[Records],
     event: str = "epoch",
 ) -> None:
-    """Write a line for each epoch: from the end of the one before to the end of the last node.
+    """Write a line for each epoch, from the end of the previous one to the end of the last node.
 
     Args:
         start: When the first epoch began: a `moment`.
         nodes: What `Touch.record` returned, for each node and epoch.
 
     Raises:
-        ValueError: if an epoch had not all the rows.
+        ValueError: if rows of an epoch are missing or additional.
     """
     before = start
     for number, records in enumerate(zip(*nodes, strict=True)):
@@ -135,7 +135,7 @@ def write_epochs(
 
 
 def spark_drain(args: argparse.Namespace, lines: TextIO) -> None:
-    """The limit of a first epoch: Spark hands all rows to Python tasks, which drop them.
+    """The limit of a first epoch: Spark passes all rows to Python tasks, which drop them.
 
     It has one task slot on each executor, as many as the nodes of sparkdl leave to feeding.
     """
@@ -184,7 +184,7 @@ def by_sparkdl(args: argparse.Namespace, lines: TextIO) -> None:
 
 
 def tfos_map_fun(args: argparse.Namespace, ctx: Any) -> None:
-    """The rows of a batch become arrays, as training needs them."""
+    """Convert the rows of a batch to arrays, as training needs them."""
     touch, records = Touch(), []
     feed = ctx.get_data_feed(train_mode=True)
     mark(args.folder)
@@ -219,13 +219,13 @@ def by_tfos(args: argparse.Namespace, lines: TextIO) -> None:
         epochs = []
         for path in Path(args.records).iterdir():
             mine = [one for one in json.loads(path.read_text()) if one["at"] > start["at"]]
-            at = max((one["at"] for one in mine), default=start["at"])  # the node knows no end
+            at = max((one["at"] for one in mine), default=start["at"])  # nodes record no end
             epochs.append([{"at": at, "rows": sum(one["rows"] for one in mine), "cpu_s": used_s}])
         write_epochs(lines, args, start, epochs)
 
 
 def side_by_side(args: argparse.Namespace, lines: TextIO) -> None:
-    """Run this program once for each node with `--node`, all at once; write the epochs."""
+    """Run this program with `--node` once for each node, in parallel; write the epochs."""
     nodes = []
     for number in range(NODES):
         command = [sys.executable, __file__, json.dumps(vars(args) | {"node": number})]
@@ -240,13 +240,13 @@ def side_by_side(args: argparse.Namespace, lines: TextIO) -> None:
         node.stdin.flush()
     records = [json.loads(node.stdout.readline() or "[]") for node in nodes]
     for node in nodes:
-        node.stdin.close()  # so that nobody's CPU time is lost with its process before that
+        node.stdin.close()  # if one exited earlier, its CPU time would be lost
         node.wait()
     write_epochs(lines, args, start, records)
 
 
 def be_node(args: argparse.Namespace) -> None:
-    """Be one of the processes: say that it is ready, wait for the start, say what came."""
+    """Run one of the processes: report that it is ready, wait for the start, report the epochs."""
     import pyarrow.dataset as ds
 
     files = sorted(map(str, Path(args.path).glob("*.parquet")))[args.node :: NODES]
@@ -268,7 +268,7 @@ def be_node(args: argparse.Namespace) -> None:
 
 
 def segments(files: list[str], rows: int) -> list[int]:
-    """Return descriptors of memory files with a node's share, so many rows in each."""
+    """Return descriptors of memory files with a node's share, `segment_rows` in each."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -288,7 +288,7 @@ def segments(files: list[str], rows: int) -> list[int]:
 
 
 def stored(descriptors: list[int]) -> Iterator[pa.RecordBatch]:
-    """Map each memory file anew, and return its record batch."""
+    """Map each memory file again, and return its record batch."""
     import pyarrow as pa
 
     for descriptor in descriptors:
@@ -300,7 +300,7 @@ def stored(descriptors: list[int]) -> Iterator[pa.RecordBatch]:
 
 
 def cut(record_batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, np.ndarray]]:
-    """Return all rows in batches of arrays: views, but where a batch spans two record batches."""
+    """Return all rows in batches of arrays: views, unless a batch spans two record batches."""
     rest: dict[str, np.ndarray] = {}
     left = 0  # rows in `rest`
     for batch in record_batches:
@@ -326,7 +326,7 @@ def cut(record_batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, np.ndarr
 
 
 def to_numpy(column: pa.Array) -> np.ndarray:
-    """Return a column as an array: a view, but of bytes."""
+    """Return a column as an array: a view, except for bytes."""
     import pyarrow as pa
 
     if pa.types.is_list(column.type):

@@ -1,7 +1,7 @@
-"""What every contestant does alike: a warm Spark session, marks of nodes, JSON lines, its usage.
+"""What the contestants share: a warm Spark session, marks of nodes, JSON lines, resource usage.
 
 Only the standard library is imported at the top: `mark` runs inside the nodes and must cost them
-nothing. What processes use is what Linux says in `/proc`.
+nothing. The usage of processes comes from Linux's `/proc`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 NODES = 2
 MARK = "BENCH_RUN"
-"""The environment variable by which a contestant's processes are known, whatever their group."""
+"""The environment variable that identifies a contestant's processes in any process group."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def arguments(**defaults: Any) -> argparse.Namespace:
-    """Return what the benchmark has given, as JSON."""
+    """Return the benchmark's arguments, parsed from JSON."""
     return argparse.Namespace(**defaults | json.loads(sys.argv[1]))
 
 
 def mark(folder: str) -> None:
-    """Record in `folder` that one node is inside the user's function now."""
+    """Record in `folder` that a node has entered the user's function."""
     now = time.time()
     path = Path(folder, uuid.uuid4().hex)
     partial = path.with_suffix(".partial")
@@ -90,7 +90,7 @@ def session(
 
 
 def _warm(spark: SparkSession, tasks: int) -> None:
-    """Put a task into every slot: a barrier stage and tasks that last a moment share none."""
+    """Put a task into every slot: tasks of a barrier stage, which last a moment, share no slot."""
     for _ in range(2):
         spark.sparkContext.parallelize(range(tasks), tasks).barrier().mapPartitions(_linger).count()
         rows = spark.range(tasks, numPartitions=tasks)
@@ -105,7 +105,7 @@ def _linger(parts: Any) -> Any:
 def tf_cluster(
     spark: SparkSession, map_fun: Any, args: argparse.Namespace, mode: str = "SPARK"
 ) -> Any:
-    """Start TensorFlowOnSpark's cluster; it wants one task slot on each executor."""
+    """Start TensorFlowOnSpark's cluster, which needs one task slot on each executor."""
     from tensorflowonspark import TFCluster
 
     return TFCluster.run(
@@ -118,7 +118,7 @@ def tf_cluster(
 
 
 def claim_stdout() -> TextIO:
-    """Return standard output as a file of its own; what others print goes to standard error."""
+    """Return standard output as a separate file, and redirect other output to standard error."""
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     sys.stdout.flush()
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -146,7 +146,7 @@ def marked(token: str | None = None) -> dict[int, str]:
 def cpu_s() -> float:
     """Return the CPU time, user and system, of all processes of this contestant so far.
 
-    Of those that have ended, what their parents have taken note of.
+    For ended processes, this is the time that their parents have collected.
     """
     total = 0
     for pid in marked():
@@ -156,7 +156,7 @@ def cpu_s() -> float:
 
 
 def own_cpu_s(pids: Iterable[int]) -> dict[str, float]:
-    """Return the CPU time of each process, without its children's, by its number and its start."""
+    """Return the CPU time of each process, without its children's, by process id and start time."""
     found = {}
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -166,7 +166,7 @@ def own_cpu_s(pids: Iterable[int]) -> dict[str, float]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return what `/proc/PID/stat` has after the command, which may hold blanks; see proc(5)."""
+    """Return the fields of `/proc/PID/stat` after the command, which may hold blanks: proc(5)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 

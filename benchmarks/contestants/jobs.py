@@ -1,4 +1,4 @@
-"""The contestants of `job.py`: train, save and score a small convolutional network, by Adam."""
+"""The contestants of `job.py`: train a small convolutional network by Adam, save it, score."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SIDE = 28
 CLASSES = 10
 BATCH = 64
-"""Rows of a node in a step."""
+"""Rows per node and step."""
 LEARNING_RATE = 1e-3
 _DEADLINE_S = 1800.0
 _MEMORY_MIB = 2048
@@ -44,21 +44,21 @@ Args = argparse.Namespace
 
 
 class Phases:
-    """Adds up the seconds of each phase, one after another, from now on."""
+    """The seconds of consecutive phases, from now on."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.time()
 
     def end(self, phase: str, at: float | None = None) -> None:
-        """Say that a phase has ended, now or at a time."""
+        """End a phase, now or at a given time."""
         now = time.time() if at is None else at
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
 
 class Told:
-    """Times that nodes have told of: folders of marks, one for each event."""
+    """Times that the nodes reported: a folder of marks for each event."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -66,11 +66,11 @@ class Told:
             Path(folder, event).mkdir(exist_ok=True)
 
     def mark(self, event: str) -> None:
-        """On a node: tell that this has happened."""
+        """On a node: record this event."""
         mark(str(Path(self._folder, event)))
 
     def end(self, phases: Phases, nodes: int = NODES) -> None:
-        """On the driver: end the phases by what the last node has told of each."""
+        """On the driver: end each phase at the time that the last node reported."""
         names = {"entered": "launch", "first": "first batch", "trained": "epochs"}
         for event, phase in names.items():
             phases.end(phase, wait_for_marks(Path(self._folder, event), _DEADLINE_S, nodes)[-1])
@@ -103,7 +103,7 @@ def sparkdl_torch(args: Args, ctx: Any) -> None:
 
 
 def score_torch(path: str) -> Callable[[Mapping[str, Array]], Array]:
-    """Return what scores rows with a saved model."""
+    """Return a function that scores rows with a saved model."""
     score = load_torch(path)
     return lambda columns: score(columns["image"])
 
@@ -140,7 +140,7 @@ def tfos_map_fun(args: Args, ctx: Any) -> None:
 
     args.told.mark("entered")
     feed = ctx.get_data_feed()
-    batch = BATCH * NODES  # the strategy cuts what it takes for a global batch into parts
+    batch = BATCH * NODES  # the strategy splits the global batch among the nodes
 
     def batches() -> Iterator[Any]:
         while not feed.should_stop():
@@ -172,9 +172,9 @@ def tfos_map_fun(args: Args, ctx: Any) -> None:
 def by_tfos(args: Args, phases: Phases) -> float:
     """Two nodes fed from an RDD, as in its example for MNIST; its `TFModel` scores.
 
-    Its nodes take nine tenths of the steps that there are rows for, because they need not get as
-    many rows; that is its example's way as well. Keras 3 does not fit under a strategy of several
-    workers by itself, so this is Keras 2 (tf_keras). It wants one task slot on each executor.
+    The nodes take 90 % of the possible steps, as in its example, because they may get different
+    numbers of rows. Keras 3 does not `fit` under a strategy of several workers without help, so
+    this is Keras 2 (tf_keras). It needs one task slot on each executor.
     """
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     from tensorflowonspark.pipeline import TFModel
@@ -192,7 +192,7 @@ def by_tfos(args: Args, phases: Phases) -> float:
         model.setSignatureDefKey("serving_default").setTagSet("serve")
         test = spark.read.parquet(args.test)
         labels = [row.label for row in test.select("label").collect()]
-        scored = model.transform(test.select("image")).collect()  # scores alone, in order
+        scored = model.transform(test.select("image")).collect()  # only scores, in order
         share = np.mean([np.argmax(row[0]) == y for row, y in zip(scored, labels, strict=True)])
         phases.end("score")
     return float(share)
@@ -272,7 +272,7 @@ def alone_torch(args: Args) -> Callable[[Array], Array]:
 
 @contextmanager
 def spark_session(phases: Phases, slots: int) -> Iterator[SparkSession]:
-    """Start the session that all contestants on Spark have, and stop it."""
+    """Start the Spark session that the contestants share, and stop it."""
     settings = {"spark.sql.execution.arrow.pyspark.enabled": "true"}
     with session("bench-job", slots, settings, _MEMORY_MIB) as spark:
         phases.end("Spark")
@@ -280,7 +280,7 @@ def spark_session(phases: Phases, slots: int) -> Iterator[SparkSession]:
 
 
 def arrays(folder: str, rank: int = 0, size: int = 1) -> tuple[Array, Array]:
-    """Return images `[rows, 784]`, float32, and labels `[rows]`, int64: of every `size`-th file."""
+    """Return images `[rows, 784]`, float32, and labels `[rows]`, int64, of every `size`-th file."""
     import pyarrow.parquet as pq
 
     files = sorted(Path(folder).glob("*.parquet"))[rank::size]
@@ -311,7 +311,7 @@ def keras_model(keras: Any) -> Any:
 
 
 def first_batch(keras: Any, told: Told) -> Any:
-    """Return a callback that tells of the first batch."""
+    """Return a callback that records the first batch."""
 
     class First(keras.callbacks.Callback):  # type: ignore[misc]
         has_told = False
@@ -338,7 +338,7 @@ def torch_model() -> Any:
 
 
 def torch_loop(model: Any, args: Args, batches: Callable[[], Iterator[Any]]) -> None:
-    """Train by Adam; `batches` yields an epoch's pairs of tensors."""
+    """Train with Adam; `batches` yields an epoch's pairs of tensors."""
     import torch
 
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE)
@@ -355,7 +355,7 @@ def torch_loop(model: Any, args: Args, batches: Callable[[], Iterator[Any]]) -> 
 
 
 def train_ddp(args: Args, batches: Callable[[], Iterator[Any]]) -> None:
-    """In one of several processes: train by `DistributedDataParallel`; the first one saves."""
+    """In one of several processes: train with `DistributedDataParallel`; the first one saves."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -367,7 +367,7 @@ def train_ddp(args: Args, batches: Callable[[], Iterator[Any]]) -> None:
 
 
 def load_torch(path: str) -> Callable[[Array], Array]:
-    """Return what scores images with a saved model of PyTorch's."""
+    """Return a function that scores images with a saved PyTorch model."""
     import torch
 
     model = torch.load(path, weights_only=False)
@@ -397,11 +397,11 @@ def accuracy(scored: DataFrame) -> float:
 
 
 class Usage:
-    """Looks every second at what all processes of this contestant use, from enter to exit."""
+    """Samples the usage of all processes of this contestant every second, from enter to exit."""
 
     def __init__(self) -> None:
         self.nbytes = 0  # at most
-        self.cpu_s: dict[str, float] = {}  # of each process, at last
+        self.cpu_s: dict[str, float] = {}  # of each process, latest sample
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -426,7 +426,7 @@ WAYS = {"sparkdl": by_sparkdl, "tfos": by_tfos, "torch": by_torch, "alone": by_a
 
 
 def main() -> None:
-    """Do the job, and write a line of what it took."""
+    """Run the job, and write a line with its figures."""
     phases, lines = Phases(), claim_stdout()
     args = arguments(framework="", files=False)
     with tempfile.TemporaryDirectory(prefix="bench-job-") as folder, Usage() as usage:
@@ -434,7 +434,7 @@ def main() -> None:
         share = WAYS[args.way](args, phases)
         phases.end("shutdown")
     used = {"CPU s": sum(usage.cpu_s.values()), "GB": usage.nbytes / 1e9}
-    total = {"in all": sum(phases.seconds.values())}
+    total = {"total": sum(phases.seconds.values())}
     write(lines, "job", accuracy=share, **total, **phases.seconds, **used)
 
 

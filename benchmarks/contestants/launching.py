@@ -1,7 +1,7 @@
-"""The contestants of `launch.py`: a warm session, in which a cluster is launched again and again.
+"""The contestants of `launch.py`: repeated launches of a cluster in a warm session.
 
-Each is a context manager that starts a cluster of `NODES` nodes, each of which imports the
-framework and calls `mark(folder)`; leaving it shuts the cluster down.
+Each contestant is a context manager. Entering it starts a cluster of `NODES` nodes, which import
+the framework and call `mark(folder)`; leaving it shuts the cluster down.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ WAYS: dict[str, tuple[Launch, str]] = {
     "torch": (torch, "import pyspark.ml.torch.distributor"),
     "floor": (floor, ""),
 }
-"""Each with what the user's program imports."""
+"""Contestants, each with the imports of the user's program."""
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""The contestants of `recovery.py`: a training of two nodes, of which something is killed.
+"""The contestants of `recovery.py`: a training on two nodes, one process of which is killed.
 
-Times are in seconds since the kill. Files in a folder tell what happens inside the nodes: `mark` of
+Times are in seconds since the kill. Files in a folder record the events inside the nodes: `mark` of
 `harness.py`, and the process ids of the user's functions.
 """
 
@@ -40,7 +40,7 @@ DEADLINE_S = 120.0
 
 
 def arrive(folder: str, generation: int) -> Path:
-    """On a node: tell that the user's function has been entered, and by which process."""
+    """On a node: record the entry into the user's function, and the process id."""
     here = Path(folder, str(generation))
     for name in ("entered", "stepped", "pids"):
         (here / name).mkdir(parents=True, exist_ok=True)
@@ -50,14 +50,14 @@ def arrive(folder: str, generation: int) -> Path:
 
 
 def step(here: Path, number: int) -> None:
-    """On a node: take a step; tell of the first."""
+    """On a node: take a step; record the first one."""
     time.sleep(STEP_S)
     if number == 0:
         mark(str(here / "stepped"))
 
 
 def kill_one(args: argparse.Namespace, is_executor: bool = False) -> float:
-    """Kill a process of a user's function, or its executor, some time after all took a step."""
+    """Kill a process of a user's function, or its executor, `after_s` after all have stepped."""
     first = Path(args.folder, "0")
     wait_for_marks(first / "stepped", 120)
     time.sleep(args.after_s)
@@ -66,14 +66,14 @@ def kill_one(args: argparse.Namespace, is_executor: bool = False) -> float:
 
 
 def kill(pid: int) -> float:
-    """Kill a process; return when."""
+    """Kill a process; return the time."""
     now = time.time()
     os.kill(pid, signal.SIGKILL)
     return now
 
 
 def executor_of(pid: int) -> int:
-    """Return the process id of the executor's JVM that a process belongs to."""
+    """Return the process id of the executor's JVM above a process."""
     import psutil
 
     return next(p.pid for p in psutil.Process(pid).parents() if p.name() == "java")
@@ -91,7 +91,7 @@ def return_s(folder: str, killed_s: float, deadline_s: float) -> dict[str, float
 
 
 class Said:
-    """Runs a call of the driver's in a thread, and knows when it ended and how."""
+    """A call of the driver in a thread, with the time and the outcome of its end."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.at_s: float | None = None
@@ -106,13 +106,13 @@ class Said:
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """Call, and say how that ended."""
+    """Run `call`; describe its outcome."""
     try:
         call()
-    except BaseException as error:  # noqa: BLE001 (whatever a peer raises is what it says)
+    except BaseException as error:  # noqa: BLE001 (the outcome is whatever a peer raises)
         first, *_ = str(error).strip().splitlines() or [""]
         return f"{type(error).__name__}: {first}"[:200]
-    return "returned as if all were well"
+    return "returned without an error"
 
 
 def sparkdl_map_fun(args: argparse.Namespace, ctx: Any) -> None:
@@ -124,7 +124,7 @@ def sparkdl_map_fun(args: argparse.Namespace, ctx: Any) -> None:
 
 
 def torch_training() -> Callable[[], None]:
-    """Return a step of an optimizer of PyTorch, which imports more at the first."""
+    """Return an optimizer step of PyTorch, which imports more modules on its first call."""
     import torch
 
     model = torch.nn.Linear(1, 1)
@@ -139,7 +139,7 @@ def torch_training() -> Callable[[], None]:
 
 
 def by_sparkdl(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]:
-    """A fed training of two nodes; it goes on by itself."""
+    """A fed training on two nodes; sparkdl restarts it."""
     import sparkdl
     from sparkdl.core.deadline import Deadline
     from sparkdl.driver.lifecycle.state import Running
@@ -175,7 +175,7 @@ def tfos_map_fun(args: argparse.Namespace, ctx: Any) -> None:
 
 
 def by_tfos(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]:
-    """A fed training of two nodes; the driver may say something."""
+    """A fed training on two nodes; the driver may report the failure."""
     cluster = tf_cluster(spark, tfos_map_fun, args)
     rows = spark.sparkContext.parallelize(range(1 << 16), 2)
     train = Said(lambda: cluster.train(rows, feed_timeout=60))  # 600 by default
@@ -188,7 +188,7 @@ def by_tfos(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def torch_train(folder: str) -> None:
-    """In a later attempt of the stage, be the next generation."""
+    """Count a later attempt of the stage as the next generation."""
     import torch  # noqa: F401
 
     here = arrive(folder, int(len(marks(Path(folder, "0", "stepped"))) >= NODES))
@@ -197,7 +197,7 @@ def torch_train(folder: str) -> None:
 
 
 def by_torch(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]:
-    """pyspark's TorchDistributor, until the driver says something or the nodes are back."""
+    """pyspark's TorchDistributor, until the driver reports the failure or the nodes are back."""
     from pyspark.ml.torch.distributor import TorchDistributor
 
     distributor = TorchDistributor(num_processes=NODES, local_mode=False, use_gpu=False)
@@ -215,7 +215,7 @@ def by_torch(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def replacement(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]:
-    """A floor: an idle executor is killed, until Python has run on the one that replaces it."""
+    """A floor: from the kill of an idle executor until Python has run on its replacement."""
 
     def where(_: object) -> list[int]:
         time.sleep(0.1)
@@ -233,7 +233,7 @@ def replacement(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]
 
 
 def bare_import(framework: str) -> float:
-    """A floor: how long the slower of two processes takes that import the framework."""
+    """A floor: the time in which both of two processes import the framework."""
     start = time.time()
     them = [subprocess.Popen([sys.executable, "-c", f"import {framework}"]) for _ in range(NODES)]
     for one in them:

@@ -1,8 +1,8 @@
 """The contestants of `scale.py`: a real controller with simulated agents, and real plain nodes.
 
-The agents are many connections of another process of this program, without nodes. It is told what
-to do by lines on standard input: `go`, `report SECONDS`, `reset COUNT`, `count`. It parses no more
-than it must, so that the driver is what is measured.
+A second process of this program simulates the agents: many connections, no nodes. Lines on its
+standard input control it: `go`, `report SECONDS`, `reset COUNT`, `count`. It parses as little as
+possible, so that the driver dominates the measurement.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def framed(message: FromAgent) -> bytes:
 
 @dataclass(eq=False)
 class Agent:
-    """One connection. What comes is cut into frames; of long ones only the beginning is kept."""
+    """One connection. Splits received bytes into frames; retains only the start of long ones."""
 
     node_id: int
     sock: socket.socket
@@ -89,7 +89,7 @@ class Agents:
         self._again_s = self._period_s = 0.0
 
     def serve(self) -> None:
-        """Do what standard input says, until it ends."""
+        """Execute the commands from standard input until it ends."""
         self._epoll.register(0, select.EPOLLIN)
         ping_s = agent_keep_alive(Settings.lease_s, Recovery.host_timeout_s).ping_interval
         last_s = time.monotonic()
@@ -227,7 +227,7 @@ class Agents:
 
 
 class Remote:
-    """The other process."""
+    """The process that simulates the agents."""
 
     def __init__(self, url: str, nodes: int) -> None:
         given = json.dumps({"way": "agents", "nodes": nodes, "url": url})
@@ -244,7 +244,7 @@ class Remote:
         self._process.stdin.write(f"{line}\n")
 
     def ask(self, line: str = "count") -> dict[str, Any]:
-        """Have them do something that is answered."""
+        """Send a command, and return its answer."""
         self.tell(line)
         assert self._process.stdout
         return json.loads(self._process.stdout.readline())  # type: ignore[no-any-return]
@@ -262,7 +262,7 @@ def cpu_s() -> float:
 
 
 def load(agents: Remote, seconds: float, name: str) -> dict[str, float]:
-    """Return what the next seconds cost: the share of a core, and bytes a second on the wire."""
+    """Measure the next seconds; return the share of a core and the bytes per second on the wire."""
     nbytes, cpu, start_s = agents.ask()["nbytes"], cpu_s(), time.monotonic()
     time.sleep(seconds)
     took_s = time.monotonic() - start_s
@@ -272,7 +272,7 @@ def load(agents: Remote, seconds: float, name: str) -> dict[str, float]:
 
 
 def control(args: argparse.Namespace, lines: TextIO) -> None:  # noqa: PLR0915
-    """Gather, train, lose 1 % of the agents at once; write what each has cost."""
+    """Gather, train, lose 1 % of the agents at once; write the cost of each step."""
     from sparkdl.core.deadline import Deadline
     from sparkdl.core.spec import ClusterSpec, plan_nodes
     from sparkdl.core.throttle import period_s
@@ -309,7 +309,7 @@ def control(args: argparse.Namespace, lines: TextIO) -> None:  # noqa: PLR0915
         soon = Deadline.after(SOON_S)
         if not controller.gather(soon) or not controller.wait_for(all_in, soon):
             raise TimeoutError(f"{len(controller.view.pids)} of {nodes} nodes are in map_fun")
-        figures = {"gathered, s": time.monotonic() - start_s, "of it CPU, s": cpu_s() - before}
+        figures = {"gathered, s": time.monotonic() - start_s, "gathering, CPU s": cpu_s() - before}
         figures["gathering, MB"] = agents.ask()["nbytes"] / 1e6
 
         world = controller.look(lambda view: view.state.world)  # type: ignore[union-attr]
@@ -331,9 +331,9 @@ def control(args: argparse.Namespace, lines: TextIO) -> None:  # noqa: PLR0915
         give_up = time.monotonic() + SOON_S
         while (counts := agents.ask())["again"] < nodes - lost:
             if time.monotonic() > give_up:
-                raise TimeoutError(f"{counts['again']} of {nodes - lost} agents heard of it")
+                raise TimeoutError(f"{counts['again']} of {nodes - lost} agents were notified")
             time.sleep(0.05)
-        write(lines, "figures", **figures, **{"all told, s": counts["again_s"] - since_s})
+        write(lines, "figures", **figures, **{"all notified, s": counts["again_s"] - since_s})
     finally:
         done.set()
         with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""A contestant of `inference.py`: one way to score rows with a dense network of 784-256-10.
+"""The contestants of `inference.py`: ways to score rows with a dense 784-256-10 network.
 
 The model is loaded and all rows have been scored once before the clock starts.
 """
@@ -23,7 +23,7 @@ Action = Callable[[], int]
 
 
 def make_model(folder: Path) -> None:
-    """Save the network, as a SavedModel and as a `.keras` file, unless it is there."""
+    """Save the network as a SavedModel and as a `.keras` file, unless they exist."""
     import keras
 
     if (folder / "model.keras").exists():
@@ -37,7 +37,7 @@ def make_model(folder: Path) -> None:
 
 
 def scores(scored: DataFrame) -> Action:
-    """Return what has every score made, and counts them."""
+    """Return an action that computes all scores and returns their number."""
     from pyspark.sql import functions
 
     return lambda: int(scored.agg(functions.sum(functions.size("scores"))).first()[0])
@@ -92,7 +92,7 @@ def by_tfos(data: DataFrame, args: argparse.Namespace) -> Action:
 
 @contextmanager
 def limit(args: argparse.Namespace) -> Iterator[Action]:
-    """Give what one process does that reads the files and predicts."""
+    """Yield the action of one process that reads the files and predicts."""
     import keras
     import pyarrow.dataset as ds
 
@@ -111,7 +111,7 @@ def limit(args: argparse.Namespace) -> Iterator[Action]:
 
 @contextmanager
 def on_spark(args: argparse.Namespace) -> Iterator[Action]:
-    """Give what Spark does with two executors of one slot."""
+    """Yield an action of Spark on two executors of one slot."""
     with feed_session(slots=1, partitions=args.files) as spark:
         spark.conf.set("spark.sql.files.maxPartitionBytes", "8g")  # one partition for each file
         yield WAYS[args.way](spark.read.parquet(args.path), args)
