@@ -1,6 +1,6 @@
 """How many rows per second reach numpy batches in the nodes, and what does it cost?
 
-Runs sparkdl, TensorFlowOnSpark and the limits in turn on each set of data, and prints medians;
+Runs sparkdl, TensorFlowOnSpark and the limits in turn on each data set, and prints medians;
 `README.md` has the method.
 """
 

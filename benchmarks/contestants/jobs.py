@@ -57,7 +57,7 @@ class Phases:
         self._last = now
 
 
-class Told:
+class Reports:
     """Times that the nodes reported: a folder of marks for each event."""
 
     def __init__(self, folder: str) -> None:
@@ -81,12 +81,12 @@ def sparkdl_keras(args: Args, ctx: Any) -> None:
     import keras
     import tensorflow as tf
 
-    args.told.mark("entered")
+    args.reports.mark("entered")
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = keras_model(keras)
     data = ctx.dataset(BATCH, x="image", y="label")
-    model.fit(data, epochs=args.epochs, verbose=0, callbacks=[first_batch(keras, args.told)])
-    args.told.mark("trained")
+    model.fit(data, epochs=args.epochs, verbose=0, callbacks=[first_batch(keras, args.reports)])
+    args.reports.mark("trained")
     if ctx.is_chief:
         model.save(f"{args.model}.keras")
 
@@ -95,7 +95,7 @@ def sparkdl_torch(args: Args, ctx: Any) -> None:
     import torch
     import torch.distributed as dist
 
-    args.told.mark("entered")
+    args.reports.mark("entered")
     dist.init_process_group()
     data = ctx.torch_dataset(BATCH, x="image", y="label")
     loader = torch.utils.data.DataLoader(data, batch_size=None)
@@ -121,7 +121,7 @@ def by_sparkdl(args: Args, phases: Phases) -> float:
             data = f"{args.train}/*.parquet" if args.files else spark.read.parquet(args.train)
             cluster.feed(data, epochs=args.epochs)
             cluster.results(_DEADLINE_S)
-            args.told.end(phases)
+            args.reports.end(phases)
         phases.end("shutdown")
         test = spark.read.parquet(args.test)
         if is_keras:
@@ -138,7 +138,7 @@ def by_sparkdl(args: Args, phases: Phases) -> float:
 def tfos_map_fun(args: Args, ctx: Any) -> None:
     import tensorflow as tf
 
-    args.told.mark("entered")
+    args.reports.mark("entered")
     feed = ctx.get_data_feed()
     batch = BATCH * NODES  # the strategy splits the global batch among the nodes
 
@@ -160,9 +160,9 @@ def tfos_map_fun(args: Args, ctx: Any) -> None:
         epochs=args.epochs,
         steps_per_epoch=args.steps,
         verbose=0,
-        callbacks=[first_batch(tf.keras, args.told)],
+        callbacks=[first_batch(tf.keras, args.reports)],
     )
-    args.told.mark("trained")
+    args.reports.mark("trained")
     # All workers save, because some variables are reduced then; the chief's is the model.
     is_chief = ctx.job_name in ("chief", "master")
     model.save(args.model if is_chief else f"{args.model}-{ctx.task_index}", save_format="tf")
@@ -184,7 +184,7 @@ def by_tfos(args: Args, phases: Phases) -> float:
         args.steps = max(1, int(0.9 * args.rows / BATCH / NODES))
         cluster = tf_cluster(spark, tfos_map_fun, args)
         cluster.train(data.rdd.map(list), num_epochs=args.epochs)
-        args.told.end(phases)
+        args.reports.end(phases)
         cluster.shutdown(grace_secs=10)
         phases.end("shutdown")
         model = TFModel({"num_gpus": 0}).setExportDir(args.model).setBatchSize(1024)
@@ -202,7 +202,7 @@ def distributor_train(args: Args) -> None:
     import torch  # noqa: F401
     import torch.distributed as dist
 
-    args.told.mark("entered")
+    args.reports.mark("entered")
     dist.init_process_group("gloo")
     x, y = arrays(args.train, dist.get_rank(), dist.get_world_size())
     train_ddp(args, lambda: shuffled(x, y, BATCH))
@@ -218,7 +218,7 @@ def by_torch(args: Args, phases: Phases) -> float:
     with spark_session(phases, slots=2) as spark:
         distributor = TorchDistributor(num_processes=NODES, local_mode=False, use_gpu=False)
         distributor.run(distributor_train, args)
-        args.told.end(phases)
+        args.reports.end(phases)
         predict = predict_batch_udf(
             partial(load_torch, f"{args.model}.pt"),
             return_type=ArrayType(FloatType()),
@@ -234,7 +234,7 @@ def by_torch(args: Args, phases: Phases) -> float:
 def by_alone(args: Args, phases: Phases) -> float:
     """One process without Spark, with batches as large as those of two nodes."""
     score = (alone_keras if args.framework == "keras" else alone_torch)(args)
-    args.told.end(phases, nodes=1)
+    args.reports.end(phases, nodes=1)
     x, y = arrays(args.test)
     share = float(np.mean(score(x).argmax(1) == y))
     phases.end("score")
@@ -245,12 +245,12 @@ def alone_keras(args: Args) -> Callable[[Array], Array]:
     """Train and save; return what loads the model and scores."""
     import keras
 
-    args.told.mark("entered")
+    args.reports.mark("entered")
     x, y = arrays(args.train)
     model = keras_model(keras)
-    ticks = [first_batch(keras, args.told)]
+    ticks = [first_batch(keras, args.reports)]
     model.fit(x, y, BATCH * NODES, args.epochs, verbose=0, callbacks=ticks)
-    args.told.mark("trained")
+    args.reports.mark("trained")
     model.save(path := f"{args.model}.keras")
     return lambda x: keras.saving.load_model(path).predict(x, 1024, verbose=0)
 
@@ -259,7 +259,7 @@ def alone_torch(args: Args) -> Callable[[Array], Array]:
     """Train and save; return what loads the model and scores."""
     import torch
 
-    args.told.mark("entered")
+    args.reports.mark("entered")
     x, y = arrays(args.train)
     torch.manual_seed(0)
     model = torch_model()
@@ -310,7 +310,7 @@ def keras_model(keras: Any) -> Any:
     return model
 
 
-def first_batch(keras: Any, told: Told) -> Any:
+def first_batch(keras: Any, reports: Reports) -> Any:
     """Return a callback that records the first batch."""
 
     class First(keras.callbacks.Callback):  # type: ignore[misc]
@@ -319,7 +319,7 @@ def first_batch(keras: Any, told: Told) -> Any:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if not self.has_told:
                 self.has_told = True
-                told.mark("first")
+                reports.mark("first")
 
     return First()
 
@@ -349,9 +349,9 @@ def torch_loop(model: Any, args: Args, batches: Callable[[], Iterator[Any]]) -> 
             torch.nn.functional.cross_entropy(model(x), y.long()).backward()
             optimizer.step()
             if is_first:
-                args.told.mark("first")
+                args.reports.mark("first")
                 is_first = False
-    args.told.mark("trained")
+    args.reports.mark("trained")
 
 
 def train_ddp(args: Args, batches: Callable[[], Iterator[Any]]) -> None:
@@ -430,7 +430,7 @@ def main() -> None:
     phases, lines = Phases(), claim_stdout()
     args = arguments(framework="", files=False)
     with tempfile.TemporaryDirectory(prefix="bench-job-") as folder, Usage() as usage:
-        args.model, args.told = str(Path(folder, "model")), Told(folder)
+        args.model, args.reports = str(Path(folder, "model")), Reports(folder)
         share = WAYS[args.way](args, phases)
         phases.end("shutdown")
     used = {"CPU s": sum(usage.cpu_s.values()), "GB": usage.nbytes / 1e9}

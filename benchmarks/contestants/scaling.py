@@ -239,13 +239,13 @@ class Remote:
             bufsize=1,
         )
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self._process.stdin
         self._process.stdin.write(f"{line}\n")
 
     def ask(self, line: str = "count") -> dict[str, Any]:
         """Send a command, and return its answer."""
-        self.tell(line)
+        self.send(line)
         assert self._process.stdout
         return json.loads(self._process.stdout.readline())  # type: ignore[no-any-return]
 
@@ -305,7 +305,7 @@ def control(args: argparse.Namespace, lines: TextIO) -> None:  # noqa: PLR0915
 
     try:
         before, start_s = cpu_s(), time.monotonic()
-        agents.tell("go")
+        agents.send("go")
         soon = Deadline.after(SOON_S)
         if not controller.gather(soon) or not controller.wait_for(all_in, soon):
             raise TimeoutError(f"{len(controller.view.pids)} of {nodes} nodes are in map_fun")
@@ -316,7 +316,7 @@ def control(args: argparse.Namespace, lines: TextIO) -> None:  # noqa: PLR0915
         cluster = Cluster(spec, controller, where, TOKEN, world, False, Ending("bench", where))
         figures |= load(agents, args.seconds, "idle")
         cluster.feed_async(rows())
-        agents.tell(f"report {period_s(PROGRESS_PERIOD_S, nodes)}")
+        agents.send(f"report {period_s(PROGRESS_PERIOD_S, nodes)}")
         controller.wait_for(lambda view: view.progress >= nodes, Deadline.after(SOON_S))
         figures |= load(agents, args.seconds, "reporting")
         pages = int(Path("/proc/self/statm").read_text().split()[1])
