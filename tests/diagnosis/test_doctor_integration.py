@@ -24,7 +24,7 @@ def test_nodes_of_a_launch_are_looked_at(spark_cluster: SparkSession, nodes: int
     assert found["slots"].startswith(f"ok: 4 slots, {count}")
     assert "is reached from all 2 executors" in found["way to the driver"]
     assert "driver and 2 executors: Python 3." in found["versions"]
-    assert found["launch"].startswith(f"ok: {count.replace('node', 'plain node')} began")
+    assert found["launch"].startswith(f"ok: {count.replace('node', 'plain node')} started in")
     assert ("there is one node" if nodes else "16 MiB in") in found["all-reduce"]
     assert found["path /etc"].startswith("ok: found from ")
 
@@ -39,7 +39,7 @@ def test_problems_do_not_hide_each_other(
     assert found["slots"].startswith("problem: 9 nodes need 9 task slots at once")
     assert found["driver address"].startswith("problem: the coordinator cannot listen on no-such")
     assert found["executors"] == "ok: 2 executors on 1 host answered"
-    assert found["launch"].startswith("skipped: it would fail")
+    assert found["launch"].startswith("skipped: a launch would fail")
 
 
 def test_job_that_never_ends_is_cancelled(

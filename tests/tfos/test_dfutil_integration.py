@@ -24,7 +24,7 @@ def test_what_is_saved_is_loaded(spark_local: SparkSession, tmp_path: Path) -> N
     folder = str(tmp_path / "data")
     dfutil.saveAsTFRecords(frame, folder)
     assert "sparkdl: write TFRecords" in {job.description for job in jobs_of(spark_local)}
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         dfutil.saveAsTFRecords(frame, folder)
 
     loaded = dfutil.loadTFRecords(spark_local.sparkContext, folder, ["bytes"])

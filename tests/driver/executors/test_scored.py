@@ -25,7 +25,7 @@ def test_two_columns_of_one_name_are_refused() -> None:
     check_names(["a"], ["b"])
     with pytest.raises(
         ConfigError,
-        match=r"two columns 'label'.*otherwise with schema=.*withColumnRenamed.*df.drop",
+        match=r"two columns 'label'.*Rename the results with schema=.*withColumnRenamed.*df.drop",
     ):
         check_names(["Label", "x"], ["label"])
     check_names(["Label", "x"], ["label"], is_exact=True)
