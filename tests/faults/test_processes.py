@@ -73,7 +73,7 @@ def test_rest_of_an_epoch_for_fewer_nodes_than_there_are_waits_for_the_next_one(
     assert report.rows_fed == 2 * rows
     assert lost_and_doubled(results, rows, epochs=2) == (2, 0)
     # The call may have returned before the second death: then there is nobody else to tell.
-    assert report.rows_unused == 2 or "2 rows of an earlier call" in caplog.text
+    assert report.rows_unused == 2 or "2 replayed rows of an earlier call" in caplog.text
 
 
 def test_stopped_child_is_found_and_loses_no_row(

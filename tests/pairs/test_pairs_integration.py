@@ -248,7 +248,7 @@ def test_estimator_fits_and_its_model_is_saved_and_scores(
 def test_feed_that_cannot_be_is_refused_and_the_nodes_wait_for_another(tmp_path: Path) -> None:
     pq.write_table(pa.table({"value": [1, 2]}), tmp_path / "a.parquet")
     refused: tuple[tuple[Any, Chosen, str], ...] = (
-        (iter(range(2)), {"epochs": 2}, "can be read once, and epochs=2"),
+        (iter(range(2)), {"epochs": 2}, "can be read only once, but epochs=2"),
         (range(2), {"reader": "nodes"}, "nodes cannot read these data themselves"),
         (str(tmp_path), {"reader": "spark"}, "reader='spark' is for DataFrames"),
         (range(2), {"role": "chief"}, "no such node can be fed"),

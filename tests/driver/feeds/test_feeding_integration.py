@@ -160,7 +160,7 @@ def test_what_cannot_be_fed_is_refused_before_a_row_is_sent(roomy: Lab, feed: st
         (b"text", 1, "not bytes"),
         ("text", 1, "text: no Parquet file found"),
         ({"x": [1]}, 1, "not dict"),
-        (iter([1]), 2, "a list_iterator can be read once"),
+        (iter([1]), 2, "a list_iterator can be read only once"),
     ):
         with pytest.raises(ConfigError, match=text):
             roomy.cluster.feed(data, epochs, feed)
