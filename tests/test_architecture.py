@@ -111,7 +111,7 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "data": 860,
     "datasets": 1_790,
     "diagnosis": 1_080,
-    "driver": 9_070,
+    "driver": 9_060,
     "feed": 5_180,
     "frameworks": 1_250,
     "horovod": 5_490,
