@@ -199,7 +199,7 @@ def test_datafeed_counts_its_lists_and_never_inference(
                 seen.append(fed)
         for n in range(len(seen) + 1):
             assert it.position(n) == [(0, r) for batch in seen[:n] for r in batch]
-        with pytest.raises(ConfigError, match=f"batches={len(seen) + 1}: must be .* to {len(seen)}"):
+        with pytest.raises(ConfigError, match=f"={len(seen) + 1}: must be .* to {len(seen)}"):
             it.position(len(seen) + 1)
 
 

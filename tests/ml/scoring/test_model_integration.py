@@ -94,7 +94,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(saved: Saved, frame: D
     with pytest.raises(ConfigError, match=r"inputs are x \(float32"):
         model(saved.keras).transform(frame)
     stage = model(saved.keras).setInputMapping({"x": "x"})
-    with pytest.raises(ConfigError, match=r"two columns 'id'.*Rename the results with output_mapping="):
+    with pytest.raises(ConfigError, match=r"two columns 'id'.*results with output_mapping="):
         stage.setOutputMapping({"y": "id"}).transform(frame)
     with pytest.raises(ConfigError, match="no fixed shape for each row"):
         model(saved.functions, signature_def_key="vary").setInputMapping({"x": "ids"}).transform(
