@@ -107,10 +107,11 @@ def _is_param(member: Any) -> bool:
 
 def _classes(module: Any) -> Iterator[str]:
     """Return the names of the classes and functions that a module without `__all__` defines."""
+    homes = (module.__name__, module.__name__.replace("sparkdl.errors", "sparkdl.core.errors"))
     return (
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+        if not name.startswith("_") and getattr(value, "__module__", "") in homes
     )
 
 

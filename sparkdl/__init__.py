@@ -65,7 +65,7 @@ _HOMES = {
     "TorchModel": "sparkdl.ml.scoring.model",
     "data": "sparkdl",
     "doctor": "sparkdl.diagnosis.doctor",
-    "errors": "sparkdl.core",
+    "errors": "sparkdl",
     "keras": "sparkdl",
     "launch": "sparkdl.driver.launch",
     "make_spark_converter": "sparkdl.petastorm.spark",
