@@ -3,8 +3,8 @@
 Methods of `FeedRunner` that begin with an underscore run on the controller's event loop, where all
 events come one after the other: so the feeds need no lock, and no step sees half of another's
 change. Blocking work does not run there: Spark jobs run in threads of the waiting calls
-(`JobThread`). Only `_states`, `_answers` and
-`_announced`, which callers wait for, are written under the controller's condition.
+(`JobThread`). Only `_states`, `_answers` and `_announced`, which callers wait for, are written
+under the controller's condition.
 """
 
 from __future__ import annotations
@@ -103,16 +103,14 @@ class FeedJob:
     """A Spark job of a feed. It begins once the one before has ended: it needs the same slots."""
 
     def __init__(self, executor: Executor, feed: str, before: FeedJob | None) -> None:
-        self._executor, self._feed = executor, feed
+        self._executor, self._feed, self._before = executor, feed, before
         self._over = threading.Event()
-        self._before = before._over if before is not None else None
         self._changed = threading.Condition()
-        self._is_cancelled = False
-        self._is_running = False
+        self._is_cancelled = self._is_running = False
 
     def run(self, start: fs.StartJob) -> tuple[FedPartition, ...]:
         try:
-            while self._before and not (self._is_cancelled or self._before.wait(_CANCEL_S)):
+            while not (self._is_cancelled or self._is_first(_CANCEL_S)):
                 pass  # the call's timeout cancels this job, whatever holds up the one before
             with self._changed:
                 if self._is_cancelled:
@@ -133,6 +131,13 @@ class FeedJob:
                 with suppress(Exception):  # of Spark, which may be gone
                     self._executor.cancel_feeds(self._feed)
                 self._changed.wait(_CANCEL_S)
+
+    def _is_first(self, wait_s: float) -> bool:
+        """Whether all jobs before have ended; one that was cancelled did not wait for its own."""
+        before = self._before
+        if before is not None and before._is_first(wait_s) and before._over.wait(wait_s):
+            self._before = None
+        return self._before is None
 
 
 class StallWarning:
@@ -190,11 +195,7 @@ class FeedRunner:
     # from any thread
 
     def ask(
-        self,
-        feed: str,
-        request: FeedRequest,
-        job_thread: JobThread,
-        on_poll: Callable[[], None],
+        self, feed: str, request: FeedRequest, job_thread: JobThread, on_poll: Callable[[], None]
     ) -> FeedReport:
         """Queue a request, whose jobs `job_thread` runs; call `on_poll` until an answer comes."""
         ticket = next(self._tickets)
@@ -353,15 +354,13 @@ class FeedRunner:
             return
         generation = view.state.world.generation
         for feed, asked_in in self._ended.items():
-            if (feed, generation) in self._announced or not self._is_settled(
-                feed, generation, is_asked_now=asked_in == generation
-            ):
+            key = (feed, generation)
+            if key in self._announced or not self._is_settled(*key, asked_in == generation):
                 continue
-            # A node that is not fed may wait for this feed as well.
-            everyone = {node.node_id for node in self._controller.spec.nodes}
+            everyone = {node.node_id for node in self._controller.spec.nodes}  # unfed ones may wait
             self._controller.broadcast(FeedEnd((feed,) if feed else ()), everyone, generation)
             with self._controller.changed:
-                self._announced.add((feed, generation))
+                self._announced.add(key)
                 self._controller.changed.notify_all()
 
     def _is_settled(self, feed: str, generation: int, is_asked_now: bool) -> bool:
@@ -377,10 +376,8 @@ class FeedRunner:
         return isinstance(state, fs.Idle) and state.generation == generation
 
     def _is_announced(self, view: ClusterView, feed: str) -> bool:
-        return (
-            isinstance(view.state, Running)
-            and (feed, view.state.world.generation) in self._announced
-        )
+        state = view.state
+        return isinstance(state, Running) and (feed, state.world.generation) in self._announced
 
     # in threads of their own
 

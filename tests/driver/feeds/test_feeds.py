@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,8 +49,14 @@ def test_job_that_is_cancelled_waits_no_longer_for_the_one_before_it() -> None:
     none: Any = None
     held = FeedJob(none, "f", None)
     job = FeedJob(none, "f", held)
+    following = FeedJob(none, "f", job)
     with ThreadPoolExecutor() as pool:
         ran = pool.submit(job.run, none)
         job.cancel()
         with pytest.raises(FeedClosedError, match="'f' was cancelled"):
             ran.result(SOON_S)
+        assert not following._is_first(0.0), "the job before both still has their slots"
+        held.cancel()
+        with suppress(FeedClosedError):
+            held.run(none)
+        assert following._is_first(0.0)
