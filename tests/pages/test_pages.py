@@ -101,6 +101,11 @@ def test_every_prelude_is_of_a_page_that_is_run() -> None:
     assert used == set(PRELUDES.glob("*.py"))
 
 
+def run(*command: Any, folder: Path, env: dict[str, str]) -> None:
+    print(said := output_of(*command, cwd=folder, env=env, timeout_s=DEADLINE_S, with_stderr=True))
+    assert LONE not in said
+
+
 @pytest.mark.deep
 @pytest.mark.spark
 @pytest.mark.timeout(300)
@@ -120,9 +125,7 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
     conf = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=2")
     submit = " ".join(["--master local[12]", *(f"--conf {each}" for each in conf), "pyspark-shell"])
     env = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_SUBMIT_ARGS": submit}
-    settings: Any = {"cwd": tmp_path, "env": env, "timeout_s": DEADLINE_S, "with_stderr": True}
-    said = output_of(sys.executable, path, **settings)
-    assert LONE not in said, said[-8000:]
+    run(sys.executable, path, folder=tmp_path, env=env)
 
 
 @pytest.mark.deep
@@ -138,6 +141,4 @@ def test_strangers_path_leads_somewhere(question: str, tmp_path: Path) -> None:
     (commands,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {"PATH": path, "PYSPARK_PYTHON": sys.executable}
-    settings: Any = {"cwd": tmp_path, "env": env, "timeout_s": DEADLINE_S, "with_stderr": True}
-    print(said := output_of("bash", "-e", "-c", commands, **settings))
-    assert LONE not in said
+    run("bash", "-e", "-c", commands, folder=tmp_path, env=env)
