@@ -13,7 +13,7 @@ assert _VERSION, "sparkdl/version.py holds no __version__"
 _SPARK = ["pyspark>=3.5,<5"]
 _CONNECT = ["pyspark[connect]>=4.0,<5"]
 _DASHBOARD = ["bokeh>=3.8"]
-_DEMO = ["scikit-learn>=1.4"]
+_EXAMPLES = ["scikit-learn>=1.4"]
 _MLFLOW = ["mlflow-skinny>=3.5"]
 _TLS = ["cryptography>=42"]
 _TUNING = ["optuna>=4"]
@@ -41,24 +41,24 @@ setup(
         "tqdm>=4.60",
         "websockets>=14",
     ],
-    # Which pyspark is the user's choice: with a JVM, the client alone, or the one of a platform.
+    # A framework comes with Spark. Who has one, or only its client, installs the framework itself.
     extras_require={
         "spark": _SPARK,
         "client": ["pyspark-client>=4.0,<5"],
-        "tensorflow": ["tensorflow>=2.16"],
-        "tensorflow-cpu": ["tensorflow-cpu>=2.16"],
-        "torch": ["torch>=2.2", "lightning>=2.6"],
-        "jax": ['jax>=0.8; python_version >= "3.11"'],
+        "tensorflow": [*_SPARK, "tensorflow>=2.16"],
+        "tensorflow-cpu": [*_SPARK, "tensorflow-cpu>=2.16"],
+        "torch": [*_SPARK, "torch>=2.2", "lightning>=2.6"],
+        "jax": [*_SPARK, 'jax>=0.8; python_version >= "3.11"'],
         "tuning": _TUNING,
         "gpu": ["nvidia-ml-py>=12"],
         "tls": _TLS,
         "dashboard": _DASHBOARD,
         "mlflow": _MLFLOW,
-        "demo": _DEMO,
+        "examples": _EXAMPLES,
         "dev": [
             *_CONNECT,
             *_DASHBOARD,
-            *_DEMO,
+            *_EXAMPLES,
             *_MLFLOW,
             *_TLS,
             *_TUNING,

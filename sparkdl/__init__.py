@@ -13,104 +13,70 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.namesakes import NamesakeModules, missing_name
-from sparkdl.version import __version__
+from sparkdl.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from sparkdl import data, keras, mlflow
-    from sparkdl.core import errors
-    from sparkdl.core.errors import NodeFailedError, SparkdlError
-    from sparkdl.core.failure import Failure
-    from sparkdl.core.options import Feeding, Recovery, Roles, Startup
-    from sparkdl.diagnosis.doctor import doctor
-    from sparkdl.distributors import (
-        DeepspeedTorchDistributor,
-        MirroredStrategyRunner,
-        TorchDistributor,
+    from sparkdl import data as data, keras as keras, mlflow as mlflow
+    from sparkdl.core import errors as errors
+    from sparkdl.core.errors import NodeFailedError as NodeFailedError, SparkdlError as SparkdlError
+    from sparkdl.core.failure import Failure as Failure
+    from sparkdl.core.options import (
+        Feeding as Feeding,
+        Recovery as Recovery,
+        Roles as Roles,
+        Startup as Startup,
     )
-    from sparkdl.driver.handle import Cluster
-    from sparkdl.driver.launch import launch, run
-    from sparkdl.driver.options import Observe
-    from sparkdl.horovod.runner_base import HorovodRunner
-    from sparkdl.ml.estimators.estimator import TFEstimator
-    from sparkdl.ml.estimators.keras_estimator import KerasEstimator
-    from sparkdl.ml.estimators.torch_estimator import LightningEstimator, TorchEstimator
-    from sparkdl.ml.scoring.model import KerasModel, TFModel, TorchModel
-    from sparkdl.ml.scoring.predict import predict
-    from sparkdl.ml.tuning import search
-    from sparkdl.node.context import NodeContext
-    from sparkdl.petastorm.spark import make_spark_converter
-    from sparkdl.storage.parquet.paths import parquet
+    from sparkdl.diagnosis.doctor import doctor as doctor
+    from sparkdl.distributors import (
+        DeepspeedTorchDistributor as DeepspeedTorchDistributor,
+        MirroredStrategyRunner as MirroredStrategyRunner,
+        TorchDistributor as TorchDistributor,
+    )
+    from sparkdl.driver.handle import Cluster as Cluster
+    from sparkdl.driver.launch import launch as launch, run as run
+    from sparkdl.driver.options import Observe as Observe
+    from sparkdl.horovod.runner_base import HorovodRunner as HorovodRunner
+    from sparkdl.ml.estimators.estimator import TFEstimator as TFEstimator
+    from sparkdl.ml.estimators.keras_estimator import KerasEstimator as KerasEstimator
+    from sparkdl.ml.estimators.torch_estimator import (
+        LightningEstimator as LightningEstimator,
+        TorchEstimator as TorchEstimator,
+    )
+    from sparkdl.ml.scoring.model import (
+        KerasModel as KerasModel,
+        TFModel as TFModel,
+        TorchModel as TorchModel,
+    )
+    from sparkdl.ml.scoring.predict import predict as predict
+    from sparkdl.ml.tuning import search as search
+    from sparkdl.node.context import NodeContext as NodeContext
+    from sparkdl.petastorm.spark import make_spark_converter as make_spark_converter
+    from sparkdl.storage.parquet.paths import parquet as parquet
 
-_HOMES = {
-    "Cluster": "sparkdl.driver.handle",
-    "DeepspeedTorchDistributor": "sparkdl.distributors",
-    "Failure": "sparkdl.core.failure",
-    "Feeding": "sparkdl.core.options",
-    "HorovodRunner": "sparkdl.horovod.runner_base",
-    "KerasEstimator": "sparkdl.ml.estimators.keras_estimator",
-    "KerasModel": "sparkdl.ml.scoring.model",
-    "LightningEstimator": "sparkdl.ml.estimators.torch_estimator",
-    "MirroredStrategyRunner": "sparkdl.distributors",
-    "NodeContext": "sparkdl.node.context",
-    "NodeFailedError": "sparkdl.core.errors",
-    "Observe": "sparkdl.driver.options",
-    "Recovery": "sparkdl.core.options",
-    "Roles": "sparkdl.core.options",
-    "SparkdlError": "sparkdl.core.errors",
-    "Startup": "sparkdl.core.options",
-    "TFEstimator": "sparkdl.ml.estimators.estimator",
-    "TFModel": "sparkdl.ml.scoring.model",
-    "TorchDistributor": "sparkdl.distributors",
-    "TorchEstimator": "sparkdl.ml.estimators.torch_estimator",
-    "TorchModel": "sparkdl.ml.scoring.model",
-    "data": "sparkdl",
-    "doctor": "sparkdl.diagnosis.doctor",
-    "errors": "sparkdl",
-    "keras": "sparkdl",
-    "launch": "sparkdl.driver.launch",
-    "make_spark_converter": "sparkdl.petastorm.spark",
-    "mlflow": "sparkdl",
-    "parquet": "sparkdl.storage.parquet.paths",
-    "predict": "sparkdl.ml.scoring.predict",
-    "run": "sparkdl.driver.launch",
-    "search": "sparkdl.ml.tuning",
+_NAMES = {  # by the module that defines them; those of "" are modules
+    "": ("data", "errors", "keras", "mlflow"),
+    "core.errors": ("NodeFailedError", "SparkdlError"),
+    "core.failure": ("Failure",),
+    "core.options": ("Feeding", "Recovery", "Roles", "Startup"),
+    "diagnosis.doctor": ("doctor",),
+    "distributors": ("DeepspeedTorchDistributor", "MirroredStrategyRunner", "TorchDistributor"),
+    "driver.handle": ("Cluster",),
+    "driver.launch": ("launch", "run"),
+    "driver.options": ("Observe",),
+    "horovod.runner_base": ("HorovodRunner",),
+    "ml.estimators.estimator": ("TFEstimator",),
+    "ml.estimators.keras_estimator": ("KerasEstimator",),
+    "ml.estimators.torch_estimator": ("LightningEstimator", "TorchEstimator"),
+    "ml.scoring.model": ("KerasModel", "TFModel", "TorchModel"),
+    "ml.scoring.predict": ("predict",),
+    "ml.tuning": ("search",),
+    "node.context": ("NodeContext",),
+    "petastorm.spark": ("make_spark_converter",),
+    "storage.parquet.paths": ("parquet",),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "Cluster",
-    "DeepspeedTorchDistributor",
-    "Failure",
-    "Feeding",
-    "HorovodRunner",
-    "KerasEstimator",
-    "KerasModel",
-    "LightningEstimator",
-    "MirroredStrategyRunner",
-    "NodeContext",
-    "NodeFailedError",
-    "Observe",
-    "Recovery",
-    "Roles",
-    "SparkdlError",
-    "Startup",
-    "TFEstimator",
-    "TFModel",
-    "TorchDistributor",
-    "TorchEstimator",
-    "TorchModel",
-    "__version__",
-    "data",
-    "doctor",
-    "errors",
-    "keras",
-    "launch",
-    "make_spark_converter",
-    "mlflow",
-    "parquet",
-    "predict",
-    "run",
-    "search",
-]
+__all__ = ["__version__", *_HOMES]
 
 if not any(isinstance(finder, NamesakeModules) for finder in sys.meta_path):
     sys.meta_path.append(NamesakeModules())
@@ -119,11 +85,9 @@ if not any(isinstance(finder, NamesakeModules) for finder in sys.meta_path):
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         missing_name("sparkdl", name)
-    home = import_module(_HOMES[name])
-    if name in ("data", "errors", "keras", "mlflow"):
-        return import_module(f"{_HOMES[name]}.{name}")
-    return getattr(home, name)
+    module = import_module(f"sparkdl.{_HOMES[name] or name}")
+    return getattr(module, name) if _HOMES[name] else module
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from sparkdl.core.errors import FrameworkMissingError, NodeFailedError, SparkdlError
+from sparkdl.core.errors import NodeFailedError, SparkdlError
 from sparkdl.core.texts import docs_page
 from sparkdl.version import __version__
 
@@ -30,6 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     text = "check a cluster before a training: what would fail, what is slow"
     _add_doctor(commands.add_parser("doctor", help=text))
+    text = "train a small PyTorch model on two nodes of a local Spark, and score with it"
+    commands.add_parser("demo", help=text, description=text).set_defaults(function=_demo)
     _add_run(commands.add_parser("run", help="run a program in several processes of this machine"))
     text = "show the record of a cluster in a browser"
     _add_dashboard(commands.add_parser("dashboard", help=text))
@@ -42,8 +44,9 @@ def main(argv: list[str] | None = None) -> int:
         # Python flushes the stream once more at its end, which would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except SparkdlError as error:
-        print(f"sparkdl {options.command}: {error}", file=sys.stderr)
+    except (SparkdlError, ModuleNotFoundError) as error:
+        fix = f". Run pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
+        print(f"sparkdl {options.command}: {error}{fix}", file=sys.stderr)
         return 2 if options.command == "doctor" else 1
 
 
@@ -79,10 +82,8 @@ def _add_dashboard(parser: argparse.ArgumentParser) -> None:
 
 
 def _dashboard(options: argparse.Namespace) -> int:
-    try:
-        from sparkdl.dashboard.server import show_records
-    except ModuleNotFoundError as error:
-        raise FrameworkMissingError(f"{error.name} is not installed: pip install bokeh") from error
+    from sparkdl.dashboard.server import show_records
+
     show_records(Path(options.path), options.host, options.port)
     return 0
 
@@ -107,6 +108,13 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     add("--limit", type=float, default=120.0, metavar="SECONDS",
         help="time limit of Spark's answer, an import, a storage check (default 120)")  # fmt: skip
     add("--json", action="store_true", help="print only JSON")
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from sparkdl.demo import demo
+
+    print(demo())
+    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             *("diagnosis", "dashboard", "mlflow"),
             *("tfos", "horovod"),
             "",  # sparkdl/__init__.py
-            *("cli", "__main__"),
+            *("demo", "cli", "__main__"),
         )
     )
 }
@@ -65,13 +65,14 @@ PYSPARK = {  # who may import pyspark
     "tfos/*": "a face",
     "horovod/*": "a face",
     "cli.py": "a face",
+    "demo.py": "starts the session that it trains in",
     "mlflow/*": "a face",
     "petastorm/*": "a face",
     "diagnosis/doctor.py": "starts the session that it examines",
     "distributors.py": "a face",
 }
 PYSPARK_LAZILY = (
-    *("feed/*", "values/*", "cli.py", "node/resources.py", "*task.py"),
+    *("feed/*", "values/*", "cli.py", "demo.py", "node/resources.py", "*task.py"),
     *("distributors.py", "petastorm/*", "diagnosis/doctor.py"),
 )
 """Of these, those that import it inside functions only: they load where there may be no pyspark."""
@@ -85,6 +86,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "datasets/jax.py": "batches become arrays on devices, and what Keras on JAX takes",
     "values/ndarrays.py": "batches become tensors",
     "collectives/*": "reduces a framework's tensors",
+    "demo.py": "trains a module of PyTorch",
     "diagnosis/doctor.py": "reduces a tensor between nodes",
     "ml/scoring/tensorflow.py": "loads a saved model",
     "ml/scoring/torch.py": "loads a saved model, and takes a module",
@@ -104,23 +106,23 @@ MAX_LINES = 900
 
 CEILINGS = {  # lines of each folder: lowered by each commit that takes something out, never raised
     "": 1_320,
-    "collectives": 890,
-    "control": 2_220,
+    "collectives": 880,
+    "control": 2_210,
     "core": 1_960,
     "dashboard": 1_000,
-    "data": 860,
+    "data": 850,
     "datasets": 1_790,
     "diagnosis": 1_080,
-    "driver": 9_060,
-    "feed": 5_180,
+    "driver": 8_990,
+    "feed": 5_150,
     "frameworks": 1_250,
-    "horovod": 5_490,
-    "ml": 6_870,
+    "horovod": 5_470,
+    "ml": 6_850,
     "mlflow": 360,
-    "node": 5_120,
+    "node": 5_100,
     "petastorm": 510,
-    "storage": 1_090,
-    "tfos": 1_490,
+    "storage": 1_080,
+    "tfos": 1_480,
     "values": 1_690,
 }
 
@@ -130,14 +132,8 @@ FORBIDDEN = {  # calls, and what to write instead; ruff knows others (pyproject.
 }
 FORBIDDEN_BUT = {
     ("node/child.py", "cloudpickle.loads"): "the user's function, from the Spark task's payload",
-    (
-        "torch_program.py",
-        "cloudpickle.loads",
-    ): "what the user's function returned",
-    (
-        "ml/persistence.py",
-        "cloudpickle.loads",
-    ): "the user's function, from where it was saved",
+    ("torch_program.py", "cloudpickle.loads"): "what the user's function returned",
+    ("ml/persistence.py", "cloudpickle.loads"): "the user's function, from where it was saved",
     ("ml/scoring/describe.py", "cloudpickle.load"): "the user's function, from its own driver",
     ("ml/scoring/describe.py", "cloudpickle.loads"): "the answer of a process of one's own",
     (
@@ -498,11 +494,7 @@ BAD: tuple[tuple[Rule, dict[str, str], str], ...] = (
         "house.feed.store -> house.feed.transfer -> house.feed.store",
     ),
     (pyspark_stays_in_its_rooms, {"driver__launch": "import pyspark.sql"}, "driver/launch.py:1"),
-    (
-        pyspark_stays_in_its_rooms,
-        {"values__rows": "from pyspark import x"},
-        "inside the function",
-    ),
+    (pyspark_stays_in_its_rooms, {"values__rows": "from pyspark import x"}, "inside the function"),
     (frameworks_are_imported_late, {"node__a": "def f():\n  import torch"}, "imports torch, which"),
     (frameworks_are_imported_late, {"frameworks__a": "import keras"}, "inside the function"),
     (core_needs_the_standard_library_only, {"core__a": "import numpy as np"}, "imports numpy"),

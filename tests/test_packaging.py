@@ -137,7 +137,7 @@ def test_programs_of_the_wheel_run_outside_of_the_checkout(installed: Path) -> N
 
 @pytest.mark.spark
 @pytest.mark.torch
-def test_first_program_of_the_readme_needs_spark_and_torch_alone(
+def test_demo_and_first_program_of_the_readme_need_no_extra_but_torch(
     wheel: Path, tmp_path: Path
 ) -> None:
     blocks = blocks_of((ROOT / "README.md").read_text(encoding="utf-8"))
@@ -146,7 +146,8 @@ def test_first_program_of_the_readme_needs_spark_and_torch_alone(
         assert code.count(large) == 1
         code = code.replace(large, small)
     (tmp_path / "first.py").write_text(code, encoding="utf-8")
-    venv = fresh(wheel, tmp_path, "spark", "torch")
+    venv = fresh(wheel, tmp_path, "torch")
+    assert re.search(r"accuracy (0\.9|1\.0)", run(venv, "sparkdl", "demo"))
     assert "loss by node: [" in run(venv, "python", tmp_path / "first.py")
 
 
