@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 
 def Checkpoint(  # noqa: N802 (what Keras calls a callback)
-    ctx: NodeContext,
-    every_steps: int | None = None,
-    every_epochs: int | None = None,
+    ctx: NodeContext, every_steps: int | None = None, every_epochs: int | None = None
 ) -> Any:
     """Return a callback for `fit`: it makes checkpoints, and continues from the last one.
 

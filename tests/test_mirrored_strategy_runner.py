@@ -82,13 +82,7 @@ def test_bad_arguments_are_refused_as_a_value_error(options: dict[str, Any], sai
 
 @pytest.mark.parametrize(
     ("amount", "slots", "found"),
-    [
-        ("1", 3, (3, 1)),
-        ("2", 4, (2, 2)),
-        ("4", 3, (1, 3)),
-        ("0.5", 2, (2, 1)),
-        ("2", 3, "multip"),
-    ],
+    [("1", 3, (3, 1)), ("2", 4, (2, 2)), ("4", 3, (1, 3)), ("0.5", 2, (2, 1)), ("2", 3, "multip")],
 )
 def test_gpus_are_shared_out_as_spark_gives_them_to_tasks(
     amount: str, slots: int, found: Any

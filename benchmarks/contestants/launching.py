@@ -16,16 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from harness import (
-    NODES,
-    arguments,
-    claim_stdout,
-    mark,
-    session,
-    tf_cluster,
-    wait_for_marks,
-    write,
-)
+from harness import NODES, arguments, claim_stdout, mark, session, tf_cluster, wait_for_marks, write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

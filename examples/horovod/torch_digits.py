@@ -35,10 +35,7 @@ def train(args: argparse.Namespace) -> float:
     loader = DataLoader(train_data, batch_size=args.batch_size, sampler=sampler)
 
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 16, 3),
-        torch.nn.ReLU(),
-        torch.nn.Flatten(),
-        torch.nn.Linear(16 * 36, 10),
+        torch.nn.Conv2d(1, 16, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 36, 10)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr * hvd.size(), momentum=0.9)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -37,12 +37,7 @@ from sparkdl.collectives.transport import (
     shares,
     widened,
 )
-from sparkdl.core.errors import (
-    CollectiveError,
-    ConfigError,
-    FrameworkMissingError,
-    MismatchError,
-)
+from sparkdl.core.errors import CollectiveError, ConfigError, FrameworkMissingError, MismatchError
 from sparkdl.core.exchange import mark_collective_used
 
 if TYPE_CHECKING:
@@ -235,9 +230,7 @@ class SerialExecutor:
             self._under_way.add(name)
 
 
-def _operation(
-    operate: Callable[Concatenate[Group, P], T],
-) -> Callable[Concatenate[Group, P], T]:
+def _operation(operate: Callable[Concatenate[Group, P], T]) -> Callable[Concatenate[Group, P], T]:
     def in_turn(self: Group, /, *args: P.args, **options: P.kwargs) -> T:
         return self.run(lambda: operate(self, *args, **options))
 
@@ -521,11 +514,7 @@ CONNECT_TIMEOUT_S = 300.0
 
 
 def connect(
-    rank: int,
-    size: int,
-    all_gather: Callable[[Any], list[Any]],
-    host: str,
-    timeout_s: float,
+    rank: int, size: int, all_gather: Callable[[Any], list[Any]], host: str, timeout_s: float
 ) -> Group:
     """Connect the members of a world; all of them call this.
 

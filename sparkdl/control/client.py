@@ -15,13 +15,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.lease import KeepAlive, agent_keep_alive, is_host_silent
-from sparkdl.control.messages import (
-    MAX_MESSAGE_NBYTES,
-    FromAgent,
-    ToAgent,
-    decode_to_agent,
-    encode,
-)
+from sparkdl.control.messages import MAX_MESSAGE_NBYTES, FromAgent, ToAgent, decode_to_agent, encode
 from sparkdl.control.tls import NAME, Trust
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.options import Recovery
@@ -109,12 +103,7 @@ class CoordinatorClient:
 
     @classmethod
     async def say(
-        cls,
-        url: str,
-        token: str,
-        lease_s: float,
-        message: FromAgent,
-        trust: Trust | None = None,
+        cls, url: str, token: str, lease_s: float, message: FromAgent, trust: Trust | None = None
     ) -> None:
         """Send one message, and wait until it has been taken."""
         client = await cls.connect(url, token, lease_s, trust=trust)

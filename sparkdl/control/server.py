@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import ReferenceType, WeakSet, ref
 
-from websockets.asyncio.server import Server as WebSocketServer
-from websockets.asyncio.server import ServerConnection, broadcast, serve
+from websockets.asyncio.server import Server as WebSocketServer, ServerConnection, broadcast, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.protocol import State

@@ -134,9 +134,7 @@ def new_tls(why: str = "TLS") -> Tls:
     )
     pem = cert.public_bytes(serialization.Encoding.PEM)
     private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return Tls(Trust(pem), pem, private)
 

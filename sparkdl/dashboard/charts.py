@@ -27,8 +27,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from sparkdl.dashboard import sentences
-from sparkdl.driver.history import TRAINING, History
-from sparkdl.driver.history import Span as NodeSpan
+from sparkdl.driver.history import TRAINING, History, Span as NodeSpan
 
 SOFT = "#7d8794"
 """Readable on white and on black."""

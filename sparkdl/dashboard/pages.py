@@ -18,8 +18,8 @@ import jinja2
 import numpy as np
 from bokeh.core.templates import FILE
 from bokeh.document import Document
-from bokeh.models import Column as Stacked
 from bokeh.models import (
+    Column as Stacked,
     ColumnDataSource,
     DataTable,
     NumberFormatter,

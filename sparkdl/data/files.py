@@ -82,9 +82,7 @@ class _Read:
 
 
 def write_tfrecords(
-    frame: DataFrame,
-    path: str,
-    storage_options: Mapping[str, Any] | None = None,
+    frame: DataFrame, path: str, storage_options: Mapping[str, Any] | None = None
 ) -> None:
     """Write a DataFrame as TFRecord files, one for each task that has rows: all appear, or none.
 

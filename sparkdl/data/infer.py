@@ -127,9 +127,7 @@ def _is_text(value: bytes) -> bool:
 
 
 def infer_schema(
-    spark: SparkSession,
-    path: str | Sequence[str],
-    storage_options: Mapping[str, Any] | None = None,
+    spark: SparkSession, path: str | Sequence[str], storage_options: Mapping[str, Any] | None = None
 ) -> StructType:
     """Return the schema of files, inferred from all their records by a Spark job.
 

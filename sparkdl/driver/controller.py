@@ -347,9 +347,7 @@ class Controller:
                 self.server.send(agent.hello.agent_id, message)
 
     def _note_progress(
-        self,
-        agent_id: str,
-        message: msg.FeedProgress | msg.Spooled | msg.NodeActive | msg.NodeLoad,
+        self, agent_id: str, message: msg.FeedProgress | msg.Spooled | msg.NodeActive | msg.NodeLoad
     ) -> None:
         node_id = self._node_of(agent_id)
         if node_id is None:

@@ -172,9 +172,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def ends_if_interrupted(
-    method: Callable[Concatenate[C, P], T],
-) -> Callable[Concatenate[C, P], T]:
+def ends_if_interrupted(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
     """End the cluster on Ctrl-C in a method, or on an interrupt of a notebook's kernel.
 
     The traceback begins here: where in sparkdl, py4j or Spark the interrupt came, or where the

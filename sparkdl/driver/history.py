@@ -11,15 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from sparkdl.driver.events import (
-    Changed,
-    Checkpoint,
-    Event,
-    Launched,
-    Location,
-    Problem,
-    Sampled,
-)
+from sparkdl.driver.events import Changed, Checkpoint, Event, Launched, Location, Problem, Sampled
 
 MAX_POINTS = 1000
 """Points of a curve. At twice as many, every other one is dropped: memory stays bounded."""

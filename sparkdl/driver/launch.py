@@ -21,12 +21,7 @@ from sparkdl.core.settings import Environment, Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.tracking import follower_of_launch
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.dashboard import (
-    Dashboard,
-    Recorder,
-    dashboard_of_program,
-    folder_of_records,
-)
+from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program, folder_of_records
 from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.events import Logged, Report
 from sparkdl.driver.executors.executor import Executor, Launch
@@ -233,11 +228,7 @@ def _start(
 
     def start() -> Controller:
         newest, resumed = _at_newest_checkpoint(spec)
-        controller = Controller(
-            *(newest, token, where),
-            resumed.ref if resumed else None,
-            tls,
-        )
+        controller = Controller(*(newest, token, where), resumed.ref if resumed else None, tls)
         if resumed:
             # Before any call of `feed`: its number decides which of its rows are covered.
             controller.checkpoints.coverage.restore(resumed.manifest.feeds)

@@ -13,6 +13,7 @@ from typing import Any
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.driver.events import (
     AnyEvent,
+    Changed as StateChanged,
     Checkpoint,
     Ended,
     Event,
@@ -20,7 +21,6 @@ from sparkdl.driver.events import (
     Sampled,
     Stepped,
 )
-from sparkdl.driver.events import Changed as StateChanged
 from sparkdl.driver.lifecycle.state import is_empty
 from sparkdl.driver.threads import Changed
 from sparkdl.driver.view import ClusterView, PublishedState, launched, sampled

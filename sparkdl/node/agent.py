@@ -32,13 +32,7 @@ from sparkdl.core.settings import Environment
 from sparkdl.node import state as states
 from sparkdl.node.observation import Observation
 from sparkdl.node.resources import allow_descriptors, feed_disk, feed_memory, work_root
-from sparkdl.node.spec import (
-    AgentSpec,
-    StatusLine,
-    print_status,
-    read_spec,
-    write_private,
-)
+from sparkdl.node.spec import AgentSpec, StatusLine, print_status, read_spec, write_private
 from sparkdl.node.supervisor import NodeChild, wait_for_stranger, watch_end
 from sparkdl.node.tensorboard import TensorBoard
 

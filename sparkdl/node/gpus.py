@@ -230,10 +230,7 @@ def share_gpus(
 
 
 def _assigned_share(
-    wanted: int | None,
-    assigned: tuple[str, ...],
-    who: str,
-    environ: Mapping[str, str],
+    wanted: int | None, assigned: tuple[str, ...], who: str, environ: Mapping[str, str]
 ) -> GpuShare:
     owned = owned_gpus(assigned[:wanted], environ)
     if wanted is not None and wanted > len(owned):

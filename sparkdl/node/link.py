@@ -27,12 +27,7 @@ from sparkdl.control.channel import (
 )
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.lease import SILENT_LOOKS, look_s
-from sparkdl.control.messages import (
-    AllGathered,
-    CheckpointCommit,
-    FeedBegin,
-    Gather,
-)
+from sparkdl.control.messages import AllGathered, CheckpointCommit, FeedBegin, Gather
 from sparkdl.control.rows import EpochRows
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline

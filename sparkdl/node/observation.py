@@ -15,14 +15,7 @@ import psutil
 from msgspec.structs import replace
 
 from sparkdl.control.channel import Consumed, Local, Reported, Waited
-from sparkdl.control.messages import (
-    Fetch,
-    Fetched,
-    FromAgent,
-    LogLines,
-    NodeActive,
-    NodeLoad,
-)
+from sparkdl.control.messages import Fetch, Fetched, FromAgent, LogLines, NodeActive, NodeLoad
 from sparkdl.core.throttle import Throttle
 from sparkdl.node.error_lines import marked_in, unmarked
 from sparkdl.node.gpus import open_nvml

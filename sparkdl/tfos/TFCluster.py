@@ -144,12 +144,7 @@ class TFCluster:
             return None
         return self.cluster.feed(dataRDD, num_epochs or DEFAULT_EPOCHS, qname, feed_timeout)
 
-    def inference(
-        self,
-        dataRDD: Any,
-        feed_timeout: float = 600,
-        qname: str = DEFAULT_FEED,
-    ) -> Any:
+    def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = DEFAULT_FEED) -> Any:
         """Return an RDD with one result per row of an RDD, in order.
 
         Nothing runs until an action. `cluster.cluster.infer` returns a DataFrame.

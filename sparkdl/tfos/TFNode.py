@@ -16,13 +16,7 @@ from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.node.legacy import NodeManager, RemovedCalls
 from sparkdl.tfos.marker import EndPartition
 
-__all__ = [
-    "DataFeed",
-    "export_saved_model",
-    "hdfs_path",
-    "release_port",
-    "start_cluster_server",
-]
+__all__ = ["DataFeed", "export_saved_model", "hdfs_path", "release_port", "start_cluster_server"]
 
 
 class DataFeed:

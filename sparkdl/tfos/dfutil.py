@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
-from pyspark.sql import Row
-from pyspark.sql import types as spark
+from pyspark.sql import Row, types as spark
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError, ReadError

@@ -15,8 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from multiprocessing import AuthenticationError, current_process
-from multiprocessing import connection as mp_connection
+from multiprocessing import AuthenticationError, connection as mp_connection, current_process
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sparkdl.collectives.group import (
-    Group,
-    SerialExecutor,
-    connect,
-    open_sealed,
-    sealed,
-)
+from sparkdl.collectives.group import Group, SerialExecutor, connect, open_sealed, sealed
 from sparkdl.collectives.transport import Op, Reduction, Transport
 from sparkdl.core.errors import CollectiveError, ConfigError, FrameworkMissingError
 

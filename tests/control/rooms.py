@@ -108,10 +108,7 @@ class Room:
 
 @asynccontextmanager
 async def room(
-    lease_s: float = 60.0,
-    tls: Tls | None = None,
-    hello_s: float = 60.0,
-    close_s: float = 2.0,
+    lease_s: float = 60.0, tls: Tls | None = None, hello_s: float = 60.0, close_s: float = 2.0
 ) -> AsyncIterator[Room]:
     """A server on a free port; its deadlines are far away unless the test is about them."""
     heard = Heard()

@@ -136,10 +136,7 @@ STALLED: dict[str, Stalled] = {
 
 @on_loop
 async def test_stalled_peers_disturb_nobody_and_do_not_hold_up_the_stop() -> None:
-    async with (
-        room(hello_s=10 * SOON_S, close_s=ENDS_SOON_S) as here,
-        AsyncExitStack() as stack,
-    ):
+    async with room(hello_s=10 * SOON_S, close_s=ENDS_SOON_S) as here, AsyncExitStack() as stack:
         for stall in STALLED.values():
             await stack.enter_async_context(stall(here))
         await check_works(here)

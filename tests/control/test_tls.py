@@ -110,9 +110,7 @@ async def test_client_and_server_understand_each_other_over_tls(ours: Tls) -> No
 
 
 @on_loop
-async def test_wrong_root_and_no_tls_are_refused_in_a_line(
-    ours: Tls,
-) -> None:
+async def test_wrong_root_and_no_tls_are_refused_in_a_line(ours: Tls) -> None:
     other = new_tls()
 
     async def refused(url: str, trust: Trust | None, what: str) -> None:

@@ -9,8 +9,7 @@ from importlib import import_module
 from itertools import permutations
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from sparkdl.core import errors
 from sparkdl.core.errors import (

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.core.failure import (
-    Failure,
-    FailureKind,
-    status_in_words,
-)
+from sparkdl.core.failure import Failure, FailureKind, status_in_words
 
 
 def failure(kind: FailureKind, message: str = "", **fields: object) -> Failure:
@@ -66,9 +62,6 @@ def test_story_of_what_python_cannot_explain_hints_at_where_to_look(
     assert setting in hint
 
 
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [(3, "exit code 3"), (-9, "SIGKILL")],
-)
+@pytest.mark.parametrize(("status", "words"), [(3, "exit code 3"), (-9, "SIGKILL")])
 def test_status_is_said_in_words(status: int, words: str) -> None:
     assert status_in_words(status) == words

@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Roles
-from sparkdl.core.spec import (
-    ClusterSpec,
-    chief_named,
-    plan_nodes,
-)
+from sparkdl.core.spec import ClusterSpec, chief_named, plan_nodes
 
 
 def reference_template(

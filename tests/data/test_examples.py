@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sparkdl.core.errors import ConfigError, RecordError, WriteError
 from sparkdl.data.examples import Kind, columns_of, decode, encode, list_type
@@ -93,11 +92,7 @@ def test_slices_are_written_as_they_are() -> None:
 
 
 SCHEMA = pa.schema(
-    [
-        ("one", pa.int64()),
-        ("many", list_type(pa.float32())),
-        ("texts", list_type(pa.string())),
-    ]
+    [("one", pa.int64()), ("many", list_type(pa.float32())), ("texts", list_type(pa.string()))]
 )
 
 

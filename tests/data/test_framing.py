@@ -8,8 +8,7 @@ import pickle
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sparkdl.core.errors import RecordError
 from sparkdl.data import framing
@@ -106,9 +105,7 @@ def test_a_length_that_is_wrong_makes_no_one_wait_for_so_many_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"PAR1" + bytes(100), gzip.compress(framed([b"a"]), mtime=0)],
-    ids=["parquet", "gzip"],
+    "data", [b"PAR1" + bytes(100), gzip.compress(framed([b"a"]), mtime=0)], ids=["parquet", "gzip"]
 )
 def test_what_is_no_plain_tfrecord_file_is_called_so(data: bytes) -> None:
     with pytest.raises(RecordError, match="It must be an uncompressed TFRecord file"):

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.data.examples import Kind, list_type
-from sparkdl.data.infer import Features as Looks
-from sparkdl.data.infer import Rules, add_up, see
+from sparkdl.data.infer import Features as Looks, Rules, add_up, see
 from tests.data.records import Feature, chunk, example
 
 INT64, FLOAT, BYTES = Kind.INT64, Kind.FLOAT, Kind.BYTES

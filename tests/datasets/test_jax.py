@@ -82,8 +82,7 @@ def test_arrays_outlive_the_segments_that_they_came_from() -> None:
 
 def test_sharding_of_one_process_keeps_the_shape() -> None:
     import jax
-    from jax.sharding import NamedSharding
-    from jax.sharding import PartitionSpec as P
+    from jax.sharding import NamedSharding, PartitionSpec as P
 
     sharding = NamedSharding(jax.make_mesh((1,), ("data",)), P("data"))
     with Arrivals() as it:
@@ -153,8 +152,7 @@ def add_up(args: None, ctx: NodeContext) -> list[float]:
     """Add up all rows of an epoch by steps over global arrays; say what a wrong sharding raises."""
     import jax
     import jax.numpy as jnp
-    from jax.sharding import NamedSharding
-    from jax.sharding import PartitionSpec as P
+    from jax.sharding import NamedSharding, PartitionSpec as P
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     assert mesh.size == 2 * ctx.num_workers

@@ -99,8 +99,7 @@ def train_jax(args: None, ctx: NodeContext) -> dict[str, Any]:
     """Train with weights that are split over the model's axis; tell who gets which rows."""
     import jax
     import jax.numpy as jnp
-    from jax.sharding import NamedSharding
-    from jax.sharding import PartitionSpec as P
+    from jax.sharding import NamedSharding, PartitionSpec as P
 
     mesh = ctx.mesh(data=2, model=-1)
     with pytest.raises(ConfigError, match=r"there are 4 devices \(4 nodes that train, 1 devices"):

@@ -21,11 +21,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError, UnfedError
-from sparkdl.datasets.torch import (
-    _loader_of_rows,
-    let_accelerate_keep_batches,
-    torch_dataset,
-)
+from sparkdl.datasets.torch import _loader_of_rows, let_accelerate_keep_batches, torch_dataset
 from sparkdl.feed.reader.batches import EpochBatches
 from tests.doubles.feeds import Arrivals, labelled
 from tests.doubles.lazy import needs

@@ -22,11 +22,7 @@ def test_import_that_hangs_is_ended() -> None:
 
 
 def test_import_that_fails_is_told_beside_what_is_well(tmp_path: Path) -> None:
-    looks = [
-        ["machine"],
-        ["framework", BREAKS, "wanted"],
-        ["storage", f"file://{tmp_path}/gone"],
-    ]
+    looks = [["machine"], ["framework", BREAKS, "wanted"], ["storage", f"file://{tmp_path}/gone"]]
     found = look_around(looks, limit_s=60.0)
     assert found["machine"]["gpu_error"] == ""
     assert "libcublas.so.12" in found["imports"][BREAKS]["error"]

@@ -69,11 +69,7 @@ def labelled(start: int, stop: int) -> pa.RecordBatch:
 
 
 def item(
-    batch: pa.RecordBatch,
-    number: int,
-    epoch: int = 0,
-    exchange: str = "",
-    is_last: bool = False,
+    batch: pa.RecordBatch, number: int, epoch: int = 0, exchange: str = "", is_last: bool = False
 ) -> Item:
     fd, nbytes = write_segment(batch)
     return Item(Segment(FEED, number, epoch, batch.num_rows, nbytes, exchange, is_last), fd)

@@ -27,8 +27,7 @@ from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver import stream
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.events import Changed as StateChanged
-from sparkdl.driver.events import Event, Logged, Report, Sampled
+from sparkdl.driver.events import Changed as StateChanged, Event, Logged, Report, Sampled
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.launch import hand_on
 from sparkdl.driver.lifecycle import state as states
@@ -265,11 +264,7 @@ def test_close_ends_connections_and_thread_and_may_be_repeated(play: Play) -> No
 def test_a_controller_without_a_port_leaves_nothing() -> None:
     with closing(socket.create_server((HOST, 0))) as held:
         port = held.getsockname()[1]
-        controller = Controller(
-            ClusterSpec("test", plan_nodes(1)),
-            TOKEN,
-            Mock(spec_set=Executor),
-        )
+        controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN, Mock(spec_set=Executor))
         with pytest.raises(errors.ConfigError, match=f"cannot listen on {HOST}, port {port}:"):
             controller.start(HOST, (port,))
     assert threads() == []

@@ -17,12 +17,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import (
-    ConfigError,
-    NodeFailedError,
-    ResultError,
-    ShutdownTimeoutError,
-)
+from sparkdl.core.errors import ConfigError, NodeFailedError, ResultError, ShutdownTimeoutError
 from sparkdl.core.options import Feeding
 from sparkdl.driver.lifecycle.state import has_ended
 from sparkdl.driver.options import Observe

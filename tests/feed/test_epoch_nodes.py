@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sparkdl.control.messages import Granted
 from sparkdl.feed.reader.batches import EpochBatches, Tail

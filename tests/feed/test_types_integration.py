@@ -11,13 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyspark
 import pytest
-from pyspark.ml.linalg import (
-    DenseVector,
-    SparseVector,
-    VectorUDT,
-)
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import types as t
+from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
+from pyspark.sql import DataFrame, Row, SparkSession, types as t
 
 from sparkdl.core.errors import FeedTypeError
 from sparkdl.values.columns import concat, to_columns

@@ -31,8 +31,7 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
     """Train on global arrays, the weights too; rank 0, the coordinator, dies in the 2nd epoch."""
     import jax
     from jax.experimental import multihost_utils as parts
-    from jax.sharding import NamedSharding
-    from jax.sharding import PartitionSpec as P
+    from jax.sharding import NamedSharding, PartitionSpec as P
 
     mesh, split = ctx.mesh(data=-1), P("data")
     sharding = NamedSharding(mesh, split)

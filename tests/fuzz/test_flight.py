@@ -19,14 +19,9 @@ from sparkdl.control.messages import SpooledRange
 from sparkdl.core.errors import ProtocolError, SparkdlError
 from sparkdl.feed.store.segment import StoredSegment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
-from sparkdl.feed.transfer import messages
-from sparkdl.feed.transfer import server as server_module
+from sparkdl.feed.transfer import messages, server as server_module
 from sparkdl.feed.transfer.feeder import Feeder
-from sparkdl.feed.transfer.messages import (
-    FetchTicket,
-    PutHeader,
-    PutPiece,
-)
+from sparkdl.feed.transfer.messages import FetchTicket, PutHeader, PutPiece
 from sparkdl.feed.transfer.server import FlightServer
 from tests.doubles.feeds import SOON_S, TOKEN, numbers, order
 from tests.fuzz.inputs import SEED, altered, damaged, share

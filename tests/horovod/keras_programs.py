@@ -254,11 +254,7 @@ def commits(hvd: Any, dies: Callable[[], None], committed: bytes | None = None) 
     @hvd.elastic.run  # type: ignore[untyped-decorator]
     def fit(state: Any) -> None:
         begun.extend([state.epoch, state.batch, int(model.optimizer.iterations.numpy())])
-        callbacks = [
-            hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
-            Counts(),
-            Dies(),
-        ]
+        callbacks = [hvd.elastic.CommitStateCallback(state, batches_per_commit=2), Counts(), Dies()]
         left = EPOCHS - state.epoch
         model.fit(x, 2 * x, batch_size=8, epochs=left, callbacks=callbacks, verbose=0)
 

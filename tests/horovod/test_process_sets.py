@@ -21,8 +21,7 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "ranks",
-    [[2, 0, 1], reversed(range(3)), {1, 0, 2}, np.arange(3), [np.int64(2), 1, 0]],
+    "ranks", [[2, 0, 1], reversed(range(3)), {1, 0, 2}, np.arange(3), [np.int64(2), 1, 0]]
 )
 def test_ranks_are_any_iterable_of_whole_numbers(ranks: object) -> None:
     process_set = common.ProcessSet(ranks)

@@ -11,12 +11,7 @@ import pytest
 from sparkdl.core.options import Feeding
 from tests.doubles.labs import Lab, lab
 from tests.horovod import tensorflow_programs
-from tests.horovod.keras_programs import (
-    EPOCHS,
-    STEPS,
-    everything,
-    goes_on_at_the_last_commit,
-)
+from tests.horovod.keras_programs import EPOCHS, STEPS, everything, goes_on_at_the_last_commit
 from tests.horovod.together import together
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.torch]

@@ -91,9 +91,7 @@ def test_estimator_fits_on_the_gpu_and_its_model_scores(spark: SparkSession) -> 
 
 
 @pytest.mark.parametrize("spark", ["", "0.25"], indirect=True)
-def test_task_slots_share_one_model_on_the_gpu_and_score_as_a_cpu_does(
-    spark: SparkSession,
-) -> None:
+def test_task_slots_share_one_model_on_the_gpu_and_score_as_a_cpu_does(spark: SparkSession) -> None:
     import torch
 
     torch.manual_seed(3)

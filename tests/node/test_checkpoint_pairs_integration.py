@@ -248,10 +248,7 @@ def lightning(args: dict[str, Any], ctx: NodeContext) -> Used:
         **QUIET,
     )
     data = sparkdl.lightning.FeedDataModule(
-        *(BATCH, "x", "y"),
-        feed=args["train"],
-        validation=args["validation"],
-        num_workers=1,
+        *(BATCH, "x", "y"), feed=args["train"], validation=args["validation"], num_workers=1
     )
     trainer.fit(_module(pl), data)
     made: Used = node.made

@@ -12,8 +12,7 @@ import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding, Startup
 from sparkdl.driver.payload import pickle_user_code
-from tests.doubles.nodes import SOON_S
-from tests.doubles.nodes import launch as launch_here
+from tests.doubles.nodes import SOON_S, launch as launch_here
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sparkdl.control.channel import Consumed, Reported
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES, LogLines, NodeActive, NodeLoad, encode

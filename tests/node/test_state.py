@@ -60,10 +60,7 @@ HAS_CRASHED: list[states.Action] = [
     states.CloseFeeds("the child has died (SIGSEGV)"),
     states.Kill(),
 ]
-GOES: list[states.Action] = [
-    states.Kill(),
-    states.CloseFeeds("the executor is gone"),
-]
+GOES: list[states.Action] = [states.Kill(), states.CloseFeeds("the executor is gone")]
 
 Row = tuple[states.State, states.Event, states.State, list[states.Action]]
 """A state, what happens, the state after, what is done."""

@@ -6,8 +6,7 @@ from itertools import product
 from random import Random
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.pairs.covering import Case, cover, pairs_in
 from tests.pairs.options import unknown_options

@@ -167,8 +167,7 @@ def test_nodes_of_pytorch(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in ("tensorflow", "jax")],
+    "kind", [pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in ("tensorflow", "jax")]
 )
 def test_nodes_of_other_frameworks(kind: str, tmp_path: Path) -> None:
     run_all(OF[kind], tmp_path)

@@ -26,12 +26,7 @@ Address = tuple[str, int]
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFOS_SERVER_HOST", "127.0.0.1")
-    for name in (
-        "SPARKDL_DRIVER_HOST",
-        "SPARKDL_DRIVER_PORT",
-        "TFOS_SERVER_PORT",
-        TOKEN_VARIABLE,
-    ):
+    for name in ("SPARKDL_DRIVER_HOST", "SPARKDL_DRIVER_PORT", "TFOS_SERVER_PORT", TOKEN_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -7,18 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.values.columns import convert
-from sparkdl.values.tensors import (
-    as_numbers,
-    check_padding,
-    no_tensor,
-    padded,
-    stored,
-)
+from sparkdl.values.tensors import as_numbers, check_padding, no_tensor, padded, stored
 
 LISTS = st.lists(st.lists(st.integers(-9, 9), max_size=5), min_size=1, max_size=8)
 

@@ -16,24 +16,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
-from sparkdl.core.jobs import (
-    cancel_jobs,
-    context_of,
-    feeding_jobs,
-    named_jobs,
-    tagged_jobs,
-)
+from sparkdl.core.jobs import cancel_jobs, context_of, feeding_jobs, named_jobs, tagged_jobs
 from sparkdl.core.options import Placement
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.texts import listed
 from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.executors.local import LocalExecutor
 from sparkdl.driver.executors.parquet_scan import scanned_files
-from sparkdl.driver.executors.scored import (
-    addressed,
-    distinct_columns,
-    scored,
-)
+from sparkdl.driver.executors.scored import addressed, distinct_columns, scored
 from sparkdl.driver.executors.sessions import (
     default_fs,
     driver_host,

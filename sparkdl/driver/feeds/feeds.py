@@ -103,12 +103,7 @@ class Feeds:
         return self._call(name, request, show)
 
     def train_stream(
-        self,
-        data: Any,
-        name: str,
-        timeout_s: float | None,
-        to: str | None,
-        **options: Any,
+        self, data: Any, name: str, timeout_s: float | None, to: str | None, **options: Any
     ) -> Any:
         def nodes() -> int:
             return len(self.feed_spec(name, timeout_s, to).targets)

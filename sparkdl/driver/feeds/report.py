@@ -10,15 +10,7 @@ from sparkdl.core.errors import ConfigError, FeedTimeoutError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.texts import did_you_mean, listed
 from sparkdl.driver.feeds.coverage import Call
-from sparkdl.driver.feeds.state import (
-    Action,
-    Cutting,
-    Delivering,
-    Feed,
-    Reading,
-    Run,
-    Warn,
-)
+from sparkdl.driver.feeds.state import Action, Cutting, Delivering, Feed, Reading, Run, Warn
 
 
 @dataclass(frozen=True)

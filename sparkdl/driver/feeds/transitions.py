@@ -29,22 +29,11 @@ from sparkdl.control.messages import (
     ToAgent,
 )
 from sparkdl.control.rows import FeedCount
-from sparkdl.core.errors import (
-    ConfigError,
-    FeedClosedError,
-    ReadError,
-    SparkdlError,
-)
+from sparkdl.core.errors import ConfigError, FeedClosedError, ReadError, SparkdlError
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call
-from sparkdl.driver.feeds.report import (
-    covered_report,
-    no_rows,
-    report,
-    stall_error,
-    warn_of_lost,
-)
+from sparkdl.driver.feeds.report import covered_report, no_rows, report, stall_error, warn_of_lost
 from sparkdl.driver.feeds.state import (
     Action,
     Answer,

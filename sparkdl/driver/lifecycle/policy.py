@@ -73,10 +73,7 @@ Decision = Fail | Retry | Restart
 
 
 def decide(
-    failures: Sequence[Failure],
-    history: History,
-    settings: Settings,
-    now_s: float = 0.0,
+    failures: Sequence[Failure], history: History, settings: Settings, now_s: float = 0.0
 ) -> Decision:
     """Return what to do about `failures` of one round."""
     lost_ports = [failure for failure in failures if failure.kind == "port"]

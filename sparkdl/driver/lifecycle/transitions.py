@@ -62,11 +62,7 @@ from sparkdl.driver.lifecycle.state import (
 U = TypeVar("U", bound=Gathering | Running | Failing)
 
 
-def begin(
-    spec: ClusterSpec,
-    now_s: float,
-    checkpoint: CheckpointRef | None = None,
-) -> Gathering:
+def begin(spec: ClusterSpec, now_s: float, checkpoint: CheckpointRef | None = None) -> Gathering:
     registry = AgentRegistry(spec, checkpoint=checkpoint)
     return Gathering(registry, 0, now_s + spec.settings.start_timeout_s)
 

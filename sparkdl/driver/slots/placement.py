@@ -15,12 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import (
-    ConfigError,
-    ReservationTimeoutError,
-    SparkConfigError,
-    SparkdlError,
-)
+from sparkdl.core.errors import ConfigError, ReservationTimeoutError, SparkConfigError, SparkdlError
 from sparkdl.core.jobs import context_of
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.texts import count

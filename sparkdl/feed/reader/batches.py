@@ -17,14 +17,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.consumed import Origin, Part, part_of, positions_of
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader, too_few_rows
-from sparkdl.values.columns import (
-    Packed,
-    concat,
-    is_within,
-    slice_columns,
-    to_columns,
-    unpacked,
-)
+from sparkdl.values.columns import Packed, concat, is_within, slice_columns, to_columns, unpacked
 from sparkdl.values.tensors import Padding, check_padding, padded, stored
 
 SAMPLE_WEIGHT = "sample_weight"

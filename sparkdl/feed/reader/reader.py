@@ -16,15 +16,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import structs
 
-from sparkdl.control.channel import (
-    Consumed,
-    EndMark,
-    Local,
-    Reclaim,
-    Release,
-    Reopened,
-    Terminated,
-)
+from sparkdl.control.channel import Consumed, EndMark, Local, Reclaim, Release, Reopened, Terminated
 from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCovered, Granted
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import (

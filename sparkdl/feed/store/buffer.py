@@ -284,11 +284,7 @@ class SegmentBuffer(ABC):
     # It is not.
 
     def _store(
-        self,
-        nbytes: int,
-        rows: int,
-        request: AppendRequest,
-        write: Callable[[Path | None], int],
+        self, nbytes: int, rows: int, request: AppendRequest, write: Callable[[Path | None], int]
     ) -> bool:
         budget = self._budget
         while (room := self._wait_for_room(nbytes, request)) is not None:

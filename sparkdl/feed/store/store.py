@@ -50,10 +50,7 @@ class NodeStore:
         self._on_spooled = on_spooled
         self._on_pressure = on_pressure
         self.budget = Budget(
-            limits.memory_nbytes,
-            self._press,
-            disk_nbytes=limits.disk_nbytes,
-            folder=limits.folder,
+            limits.memory_nbytes, self._press, disk_nbytes=limits.disk_nbytes, folder=limits.folder
         )
         self._keeps = limits.keeps
         self._logs: dict[str, Log] = {}

@@ -13,8 +13,7 @@ from functools import partial
 
 from msgspec import convert, structs
 
-from sparkdl.control import channel
-from sparkdl.control import messages as msg
+from sparkdl.control import channel, messages as msg
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
 from sparkdl.control.rows import EpochRows, FeedCount
 from sparkdl.control.tls import Tls

@@ -310,8 +310,7 @@ class Feeder:
         self._spec = spec
         self._partition = partition
         header = PutHeader(
-            *(spec.feed, spec.epoch, spec.run, partition),
-            *(spec.generation, spec.keep),
+            *(spec.feed, spec.epoch, spec.run, partition), *(spec.generation, spec.keep)
         )
         self._stream = PutStream(near_target(spec.targets, partition), header, spec)
         self._done = merge_ranges(spec.done.get(partition, ()))

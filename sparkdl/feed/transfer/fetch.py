@@ -20,12 +20,7 @@ from sparkdl.core.errors import FeedTimeoutError, ReadError
 from sparkdl.core.failure import FailureKind
 from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.log import Log
-from sparkdl.feed.transfer.messages import (
-    CONFIRM_RECEIVED,
-    FeedSpec,
-    FetchTicket,
-    flight_reason,
-)
+from sparkdl.feed.transfer.messages import CONFIRM_RECEIVED, FeedSpec, FetchTicket, flight_reason
 
 _PAUSE_S = 0.5
 _BROKEN = (

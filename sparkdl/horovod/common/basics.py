@@ -68,8 +68,7 @@ Adasum = "Adasum"
 
 
 def init(
-    comm: Any = None,
-    process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None,
+    comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None
 ) -> None:
     """Find the other processes, and connect with them. All call it; a second call does nothing.
 

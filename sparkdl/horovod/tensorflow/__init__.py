@@ -14,12 +14,7 @@ from sparkdl.horovod.tensorflow import mpi_ops
 from sparkdl.horovod.tensorflow.mpi_ops import *  # noqa: F403 (all of it)
 from sparkdl.horovod.tensorflow.optimizer import DistributedGradientTape, DistributedOptimizer
 
-__all__ = [
-    *mpi_ops.__all__,
-    "DistributedGradientTape",
-    "DistributedOptimizer",
-    "elastic",
-]
+__all__ = [*mpi_ops.__all__, "DistributedGradientTape", "DistributedOptimizer", "elastic"]
 
 # Where Horovod's programs import them from.
 sys.modules |= {

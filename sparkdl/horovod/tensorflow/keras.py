@@ -12,8 +12,4 @@ from sparkdl.horovod.common import elastic
 from sparkdl.horovod.keras import *  # noqa: F403 (for type checkers; the module is that one)
 from sparkdl.horovod.keras import callbacks
 
-sys.modules |= {
-    __name__: keras,
-    f"{__name__}.callbacks": callbacks,
-    f"{__name__}.elastic": elastic,
-}
+sys.modules |= {__name__: keras, f"{__name__}.callbacks": callbacks, f"{__name__}.elastic": elastic}

@@ -19,11 +19,7 @@ from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.common import basics, group_of
 from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
-from sparkdl.horovod.common.basics import (
-    Average,
-    ProcessSet,
-    global_process_set,
-)
+from sparkdl.horovod.common.basics import Average, ProcessSet, global_process_set
 from sparkdl.horovod.common.compression import Compression, Compressor, narrowed
 from sparkdl.horovod.common.operations import (
     ALL_GATHER,

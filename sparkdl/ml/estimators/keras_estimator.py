@@ -28,8 +28,7 @@ from sparkdl.ml.scoring.source import Signature
 
 
 class KerasEstimator(
-    NetworkEstimator[KerasModel],
-    params=["optimizer", "loss", "metrics", "loss_weights", "mode"],
+    NetworkEstimator[KerasModel], params=["optimizer", "loss", "metrics", "loss_weights", "mode"]
 ):
     """Fits a Keras 3 model on `num_workers` nodes, under a strategy that keeps them in step.
 

@@ -44,8 +44,14 @@ from sparkdl.ml.estimators.torch_batch import (
 )
 from sparkdl.ml.scoring.inputs import check_weights
 from sparkdl.ml.scoring.source import Signature, Tensor
-from sparkdl.ml.scoring.torch import by_name, like_parameters, module_content, module_of, plain
-from sparkdl.ml.scoring.torch import module_signature as signature_of
+from sparkdl.ml.scoring.torch import (
+    by_name,
+    like_parameters,
+    module_content,
+    module_of,
+    module_signature,
+    plain,
+)
 from sparkdl.ml.summary import History
 
 if TYPE_CHECKING:
@@ -123,7 +129,7 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
                 f"{type(module).__name__} has no forward, by which the trained model scores: "
                 "define it"
             )
-    inputs = inputs_of(signature_of(module), task)
+    inputs = inputs_of(module_signature(module), task)
     # Before the training, so that a module that cannot travel costs no epochs.
     content = module_content(module)
     check_result_size(len(content), task.model_dir)
@@ -511,7 +517,7 @@ def traced(module: Any, sample: Mapping[str, torch.Tensor], scores: Scores) -> S
     """
     import torch
 
-    signature = signature_of(module)
+    signature = module_signature(module)
     if not sample:
         return signature
     try:

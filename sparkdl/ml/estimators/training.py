@@ -20,12 +20,7 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.types import BooleanType, NumericType, StructField, StructType
 
-from sparkdl.core.errors import (
-    ConfigError,
-    FeedTypeError,
-    ReadError,
-    ResultError,
-)
+from sparkdl.core.errors import ConfigError, FeedTypeError, ReadError, ResultError
 from sparkdl.core.failure import Code
 from sparkdl.core.files import absolute_url
 from sparkdl.core.jobs import named_jobs
@@ -36,12 +31,7 @@ from sparkdl.driver.executors.sessions import default_fs
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
-from sparkdl.ml.estimators.columns import (
-    VALIDATION,
-    Columns,
-    by_tensor,
-    outputs_by_column,
-)
+from sparkdl.ml.estimators.columns import VALIDATION, Columns, by_tensor, outputs_by_column
 from sparkdl.ml.scoring.inputs import check_parts, input_columns
 from sparkdl.ml.scoring.source import Signature, Tensor
 from sparkdl.ml.summary import History, TrainingSummary

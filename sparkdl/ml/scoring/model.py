@@ -16,14 +16,7 @@ from pyspark.sql.types import StructType
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.namespace import Namespace
 from sparkdl.ml.params import COLUMNS, SCORING, HasParams, TFParams
-from sparkdl.ml.persistence import (
-    CODE,
-    Contents,
-    Saved,
-    packed_code,
-    read_path,
-    unpacked_code,
-)
+from sparkdl.ml.persistence import CODE, Contents, Saved, packed_code, read_path, unpacked_code
 from sparkdl.ml.scoring.columns import OutputColumn, class_outputs, mapped_outputs
 from sparkdl.ml.scoring.describe import signature_of
 from sparkdl.ml.scoring.inputs import as_mapping, input_columns
@@ -108,9 +101,7 @@ class FittedModel(ScoringModel):
 
 
 class TFModel(
-    FittedModel,
-    TFParams,
-    params=["model_dir", "export_dir", "signature_def_key", "tag_set"],
+    FittedModel, TFParams, params=["model_dir", "export_dir", "signature_def_key", "tag_set"]
 ):
     """Scores with a saved model: a SavedModel, or a `.keras` file.
 

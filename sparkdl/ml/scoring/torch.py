@@ -11,12 +11,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from sparkdl.core.errors import (
-    ConfigError,
-    FeedTypeError,
-    FrameworkMissingError,
-    InferenceError,
-)
+from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError, InferenceError
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
 from sparkdl.ml.scoring.source import NUMBER, ModelSource, Signature, Tensor

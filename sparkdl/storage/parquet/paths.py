@@ -29,9 +29,7 @@ class ParquetPaths:
 
 
 def parquet(
-    paths: Paths,
-    columns: Sequence[str] | None = None,
-    options: Mapping[str, Any] | None = None,
+    paths: Paths, columns: Sequence[str] | None = None, options: Mapping[str, Any] | None = None
 ) -> ParquetPaths:
     """Return Parquet files, for `cluster.feed` and `train`, and for `feed=` of `ctx.batches`.
 

@@ -20,12 +20,7 @@ import pyarrow.parquet as pq
 
 from sparkdl.control.rows import DataFile
 from sparkdl.core.errors import ConfigError
-from sparkdl.storage.parquet.source import (
-    ParquetSource,
-    read_footers,
-    row_nbytes,
-    spark_type,
-)
+from sparkdl.storage.parquet.source import ParquetSource, read_footers, row_nbytes, spark_type
 from sparkdl.storage.systems import is_unchanged, locate, open_storage
 
 _PLAIN = (

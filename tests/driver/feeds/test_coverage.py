@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sparkdl.control.rows import UNKNOWN, CallShape, EpochRows, FeedCoverage
 from sparkdl.core.errors import ConfigError

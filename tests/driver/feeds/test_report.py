@@ -10,11 +10,7 @@ from sparkdl.control.rows import EpochCount, FeedCount, ReadCounts
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
-from sparkdl.driver.feeds.report import (
-    reads_extra_epochs,
-    report,
-    stalled_waits,
-)
+from sparkdl.driver.feeds.report import reads_extra_epochs, report, stalled_waits
 from sparkdl.driver.feeds.state import Feed, Nodes, Run
 from sparkdl.feed.transfer.messages import FeedSpec
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from sparkdl.control.messages import AssignedRange, SpooledRange
 from sparkdl.driver.feeds.table import FIRST_GRACE_S, GRACE_S, WINDOW_NBYTES, RowTable, level

@@ -12,8 +12,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec import structs
 
 from sparkdl.control.messages import (
@@ -146,9 +145,7 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
         sent(FeedCut("input", 0)),
     ]
     counted = [{"cut": EpochCount(0, 5), "epoch_rows": 0, "rows_received": 5}] * 2
-    assert play.seen(*counted) == [
-        sent(EpochEnd("input", 0, {0: 5, 1: 5})),
-    ]
+    assert play.seen(*counted) == [sent(EpochEnd("input", 0, {0: 5, 1: 5}))]
     assert isinstance(play.state, fs.Reading)
     assert play.seen({"given": ReadCounts(5)}) == []
     (answer,) = play.seen({}, {"given": ReadCounts(5)})

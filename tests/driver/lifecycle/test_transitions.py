@@ -7,15 +7,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sparkdl.control import messages as msg
-from sparkdl.core.errors import (
-    IllegalTransitionError,
-    LaunchError,
-    ReservationTimeoutError,
-)
+from sparkdl.core.errors import IllegalTransitionError, LaunchError, ReservationTimeoutError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.options import Feeding, Recovery, Roles
 from sparkdl.core.settings import Settings

@@ -36,9 +36,7 @@ LATE_S = 20.0
 @pytest.mark.deep
 @pytest.mark.timeout(600)
 def test_gap_between_feeds_and_a_restart_lose_no_row(
-    spark_session_on: Callable[..., SparkSession],
-    spark_sessions: SparkSessions,
-    tmp_path: Path,
+    spark_session_on: Callable[..., SparkSession], spark_sessions: SparkSessions, tmp_path: Path
 ) -> None:
     spark = spark_session_on(NO_WORKERS, {**DYNAMIC, **TRACKING})
     spark_sessions.add_worker(str(spark.sparkContext.master), 0, 6)

@@ -76,12 +76,7 @@ class Node:
         return self._append(self.store.spool(FEED), batch, request, waits)
 
     def append(
-        self,
-        start: int = 0,
-        stop: int = 100,
-        epoch: int = 0,
-        run: str = "run",
-        keep: bool = False,
+        self, start: int = 0, stop: int = 100, epoch: int = 0, run: str = "run", keep: bool = False
     ) -> bool | None:
         """Do what a thread does that fetches or reads."""
         request = AppendRequest(epoch, keep=keep, spans=((9, start, stop),), run=run)
@@ -137,7 +132,7 @@ def test_rows_that_are_apart_in_their_partition_are_lots_of_one_segment() -> Non
         request = AppendRequest(spans=((3, 0, 40), (3, 70, 130)), run="run")
         assert it.store.spool(FEED).append(BATCH, request)
         assert [(piece.number, piece.start, piece.skip, piece.rows) for piece in it.ranges] == [
-            *((0, 0, 0, 40), (0, 70, 40, 60)),
+            *((0, 0, 0, 40), (0, 70, 40, 60))
         ]
         assert sum(piece.nbytes for piece in it.ranges) == NBYTES
         it.store.assign(FEED, 0, 30, 20)

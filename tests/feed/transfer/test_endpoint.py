@@ -12,14 +12,7 @@ from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.segment import segment_nbytes
 from sparkdl.feed.transfer import endpoint
-from tests.doubles.feeds import (
-    FEED,
-    SOON_S,
-    LocalNode,
-    Running,
-    numbers,
-    values,
-)
+from tests.doubles.feeds import FEED, SOON_S, LocalNode, Running, numbers, values
 
 BATCH = numbers(0, 100)
 

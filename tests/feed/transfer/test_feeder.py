@@ -17,8 +17,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sparkdl.control.descriptors import FdReceiver, FdSender
 from sparkdl.control.tls import Tls, Trust, new_tls
@@ -27,12 +26,7 @@ from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.core.row_ranges import Range, merge_ranges
 from sparkdl.feed.store.segment import read_segment
 from sparkdl.feed.transfer import feeder, messages
-from sparkdl.feed.transfer.feeder import (
-    FED_SCHEMA,
-    FeedDataFrame,
-    Feeder,
-    near_target,
-)
+from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, Feeder, near_target
 from sparkdl.feed.transfer.messages import (
     FedPartition,
     FeederError,
@@ -43,8 +37,7 @@ from sparkdl.feed.transfer.messages import (
     Target,
 )
 from sparkdl.feed.transfer.server import _TokenCheck
-from tests.control.rooms import TOKEN as ROOMS_TOKEN
-from tests.control.rooms import room
+from tests.control.rooms import TOKEN as ROOMS_TOKEN, room
 from tests.doubles.feeds import FEED, SOON_S, TOKEN, NodeProxy, Running, numbers, order
 
 Answer = Literal["store", "close", "store and close", "fail", "say nothing", "babble"]
@@ -503,11 +496,7 @@ def test_rows_and_token_cross_in_the_clear_only_without_tls(is_encrypted: bool, 
 def test_who_is_not_believed_gets_no_row_and_is_told_soon(
     server: str, client: str, reason: str, ours: Tls
 ) -> None:
-    known = {
-        "ours": ours.trust,
-        "another": new_tls().trust,
-        "none": None,
-    }
+    known = {"ours": ours.trust, "another": new_tls().trust, "none": None}
     with SpoolServer(tls=ours if server == "ours" else None) as node:
         scheme = "grpc" if client == "none" else "grpc+tls"
         target = replace(node.target, uri=f"{scheme}://127.0.0.1:{node.port}")

@@ -13,13 +13,7 @@ from sparkdl.control.rows import FeedCount
 from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.segment import segment_nbytes
 from sparkdl.feed.transfer import fetch
-from tests.doubles.feeds import (
-    FEED,
-    LocalNode,
-    NodeProxy,
-    numbers,
-    values,
-)
+from tests.doubles.feeds import FEED, LocalNode, NodeProxy, numbers, values
 from tests.doubles.until import until
 
 NBYTES = segment_nbytes(numbers(0, 100))

@@ -120,11 +120,7 @@ def test_nodes_that_have_gone_are_no_riddle_the_coordinator_tells_the_cause() ->
     """A cluster that has failed ends its nodes after seconds: they cannot say why any more."""
     with LocalNode(0) as gone:
         target = gone.target
-    controller = Controller(
-        ClusterSpec("test", plan_nodes(1)),
-        TOKEN,
-        Mock(spec_set=Executor),
-    )
+    controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN, Mock(spec_set=Executor))
     try:
         coordinator = controller.start("127.0.0.1", (0,)).url
         asked = replace(order([target]), patience_s=0.0, coordinator=coordinator)

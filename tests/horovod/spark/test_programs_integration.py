@@ -39,10 +39,7 @@ def images(spark: SparkSession) -> DataFrame:
 
 def backend(num_proc: int) -> SparkBackend:
     return SparkBackend(
-        num_proc=num_proc,
-        stdout=sys.stdout,
-        stderr=sys.stderr,
-        prefix_output_with_timestamp=True,
+        num_proc=num_proc, stdout=sys.stdout, stderr=sys.stderr, prefix_output_with_timestamp=True
     )
 
 
@@ -122,9 +119,7 @@ def test_lightning_program_with_callbacks(spark_ml: SparkSession, tmp_path: Path
     from pytorch_lightning.callbacks import Callback
     from pytorch_lightning.callbacks.early_stopping import EarlyStopping
     from pytorch_lightning.callbacks.model_checkpoint import ModelCheckpoint
-    from sparkdl.horovod.spark.lightning.estimator import (  # type: ignore[import-not-found]
-        MIN_PL_VERSION,
-    )
+    from sparkdl.horovod.spark.lightning.estimator import MIN_PL_VERSION  # type: ignore[import-not-found]
     from torch import optim
 
     import sparkdl.horovod.spark.lightning as hvd

@@ -24,14 +24,7 @@ def frame(spark_sessions: SparkSessions) -> DataFrame:
     from pyspark.sql import types as t
 
     rows: list[Any] = [
-        (
-            [0.5] * WIDTH,
-            Vectors.dense([0.5] * WIDTH),
-            float(n),
-            "text",
-            {"a": 1.0},
-            n > 9,
-        )
+        ([0.5] * WIDTH, Vectors.dense([0.5] * WIDTH), float(n), "text", {"a": 1.0}, n > 9)
         for n in range(6)
     ]
     array, number = t.ArrayType(t.DoubleType()), t.DoubleType()

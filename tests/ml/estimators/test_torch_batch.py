@@ -110,12 +110,7 @@ def test_label_comes_as_the_loss_takes_it(
 @pytest.mark.parametrize(
     ("loss", "output", "label", "match"),
     [
-        (
-            "MSELoss",
-            LOGITS,
-            CLASSES,
-            r"compares .*float32 \[4, 3\].*'y', float32 \[4\].*Cross",
-        ),
+        ("MSELoss", LOGITS, CLASSES, r"compares .*float32 \[4, 3\].*'y', float32 \[4\].*Cross"),
         ("CrossEntropyLoss", LOGITS, WEIGHTS, "numbers of classes, and column 'y' holds 0.5"),
     ],
 )

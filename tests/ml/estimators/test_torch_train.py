@@ -62,16 +62,8 @@ def test_module_and_function_train_alike() -> None:
 @pytest.mark.parametrize(
     ("columns", "fields", "match"),
     [
-        (
-            {"x": X[:, 0]},
-            {"made": linear(46, 1)},
-            r"float32 \[1\] of input float32 \[46\]: .*46",
-        ),
-        (
-            {"x": X},
-            {"made": linear(3, 2)},
-            r"MSELoss compares .*\[46, 2\] with .*'y', .*\[46\]",
-        ),
+        ({"x": X[:, 0]}, {"made": linear(46, 1)}, r"float32 \[1\] of input float32 \[46\]: .*46"),
+        ({"x": X}, {"made": linear(3, 2)}, r"MSELoss compares .*\[46, 2\] with .*'y', .*\[46\]"),
         ({"x": ["a"] * 46}, {}, "column 'x' holds text"),
         ({"x": X}, {"made": list}, "returned a list: must be a torch.nn.Module"),
         ({"x": X}, {"made": two_in_two_out}, "has the inputs left, right, and input_mapping="),

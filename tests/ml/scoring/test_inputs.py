@@ -11,12 +11,7 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.ml.scoring.inputs import (
-    InputColumn,
-    input_columns,
-    input_values,
-    valid_rows,
-)
+from sparkdl.ml.scoring.inputs import InputColumn, input_columns, input_values, valid_rows
 from sparkdl.ml.scoring.source import Signature, Tensor
 
 VECTOR = pa.struct(
@@ -149,10 +144,7 @@ def test_only_input_may_be_asked_for_by_another_name_if_nobody_chose_its_own() -
     [
         ({}, r"inputs are n \(float32 \[\?, 2\]\), w"),
         ({"v": "n", "s": "wrong"}, "must give each input"),
-        (
-            {"v": "n", "a": "n", "s": "w"},
-            "column 'v' is of type vector.*2 columns are.*a num",
-        ),
+        ({"v": "n", "a": "n", "s": "w"}, "column 'v' is of type vector.*2 columns are.*a num"),
         ({"i": "n", "d": "n", "j": "n", "s": "w"}, "3 columns are .* i, d, j; it needs 2 numbers"),
         ({"v": "n", "i": "w", "d": "w"}, "column 'i' is of type int, which cannot feed"),
         ({"v": "n", "gone": "w"}, "no column 'gone'.*columns are v, a, s, m, i, d"),

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.ml.linalg import Vectors
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame, functions as f
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.scoring.model import TFModel

@@ -16,13 +16,7 @@ from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.ml.scoring.describe import signature_of
 from sparkdl.ml.scoring.loaded import load, predictor
 from sparkdl.ml.scoring.predictor import load_function
-from sparkdl.ml.scoring.source import (
-    ModelSource,
-    Signature,
-    Tensor,
-    source_of,
-    source_of_content,
-)
+from sparkdl.ml.scoring.source import ModelSource, Signature, Tensor, source_of, source_of_content
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 

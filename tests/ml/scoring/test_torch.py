@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.ml.scoring.columns import OutputColumn

@@ -11,8 +11,7 @@ from pyspark.errors import PythonException
 from pyspark.ml import PipelineModel
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import Vectors
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame, SparkSession, functions as f
 
 from sparkdl import TorchModel, predict
 from sparkdl.core.errors import ConfigError

@@ -106,10 +106,7 @@ def read(source: ParquetSource, num_nodes: int = 2) -> pa.Table:
 
 def test_columns_are_renamed(tmp_path: Path) -> None:
     files = [write(tmp_path / "b.parquet", 10, 10), write(tmp_path / "a.parquet")]
-    columns = (
-        ScannedColumn("x", "a", pa.int64()),
-        ScannedColumn("a", "t", pa.string()),
-    )
+    columns = (ScannedColumn("x", "a", pa.int64()), ScannedColumn("a", "t", pa.string()))
     source = source_of(files, columns)
     assert source.schema.names == ["x", "a"]
     found = read(source).to_pylist()

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sparkdl.control.rows import FileRange, Share, Storage
 from sparkdl.core.errors import ConfigError, ReadError

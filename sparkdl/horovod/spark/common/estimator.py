@@ -16,9 +16,7 @@ import pyarrow as pa
 from pyspark.ml import Estimator, Model
 from pyspark.ml.functions import vector_to_array
 from pyspark.ml.linalg import VectorUDT
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as f
-from pyspark.sql import types as t
+from pyspark.sql import Column, DataFrame, SparkSession, functions as f, types as t
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sparkdl.core.errors import ConfigError, FeedTypeError

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.spark.torch import (
-    Losses,
-    OptimizerMaker,
-)
+from sparkdl.horovod.spark.torch import Losses, OptimizerMaker
 from tests.doubles.lazy import Lazy
 
 pytestmark = pytest.mark.torch
