@@ -161,7 +161,7 @@ def _choose(config: pytest.Config, items: list[pytest.Item], *, is_deep: bool) -
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
-        is_marked = item.get_closest_marker("deep") is not None
+        is_marked = any(item.get_closest_marker(name) for name in ("deep", "smoke"))
         has_examples = is_hypothesis_test(getattr(item, "obj", None))
         is_chosen = is_marked or has_examples if is_deep else not is_marked
         (chosen if is_chosen else others).append(item)

@@ -114,6 +114,7 @@ def _undisturbed() -> list[Any]:
     return [p.detach().numpy() for p in net.parameters()]
 
 
+@pytest.mark.smoke
 def test_trainer_is_fed_and_goes_on_after_a_failure(tmp_path: Path) -> None:
     """On one node; on two it trains in tests/node/test_checkpoint_pairs_integration.py."""
     rows = [{"x": [0.3, 1.0], "y": 1.0}] * (BATCH * BATCHES)

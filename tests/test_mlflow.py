@@ -132,6 +132,7 @@ def falling(args: float, ctx: NodeContext) -> float:
     return args
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("tracked")
 def test_a_launch_is_a_run_with_metrics_parameters_and_its_parent(
     place: Store, choose: Choose, tmp_path: Path

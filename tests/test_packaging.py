@@ -135,6 +135,7 @@ def test_programs_of_the_wheel_run_outside_of_the_checkout(installed: Path) -> N
         assert f"usage: sparkdl {command}" in run(installed, "sparkdl", command, "--help")
 
 
+@pytest.mark.smoke
 @pytest.mark.spark
 @pytest.mark.torch
 def test_demo_and_first_program_of_the_readme_need_no_extra_but_torch(

@@ -140,6 +140,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.smoke
 def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) -> None:
     heard: list[str] = []
     places = sparkdl.TorchDistributor(

@@ -145,7 +145,7 @@ def test_trainer_takes_a_feed_as_it_stands_each_row_once_an_epoch(tmp_path: Path
 @pytest.mark.parametrize(
     ("mapped", "nodes"),
     [
-        pytest.param({"saves": "steps"}, 1, id="torch"),
+        pytest.param({"saves": "steps"}, 1, id="torch", marks=pytest.mark.smoke),
         # The rows read ahead are no batches of the Trainer's: it saves at the end of epochs alone.
         pytest.param({"saves": "epoch", "batched": True}, 2, id="packed", marks=pytest.mark.deep),
     ],

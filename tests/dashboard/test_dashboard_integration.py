@@ -97,6 +97,7 @@ def test_pages_open_for_who_has_the_token_and_no_training_waits_for_them(
         assert second.results(60) == [0]
 
 
+@pytest.mark.smoke
 def test_process_and_its_records_go_with_a_program_that_is_killed() -> None:
     program = (
         "import os, signal, psutil, sparkdl\n"

@@ -136,6 +136,7 @@ def record(folder: Path) -> None:
     (folder / f"c{events.SUFFIX}").write_bytes(b"".join(map(events.line_of, told)))
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(120)
 def test_recorded_run_that_failed_is_looked_at(browser: Any, tmp_path: Path) -> None:
     record(tmp_path)

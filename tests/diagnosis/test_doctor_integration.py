@@ -29,6 +29,7 @@ def test_nodes_of_a_launch_are_looked_at(spark_cluster: SparkSession, nodes: int
     assert found["path /etc"].startswith("ok: found from ")
 
 
+@pytest.mark.smoke
 def test_problems_do_not_hide_each_other(
     spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

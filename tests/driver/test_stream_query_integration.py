@@ -142,6 +142,7 @@ def has_enough(args: None, ctx: NodeContext) -> None:
     raise ValueError("no such layer")
 
 
+@pytest.mark.smoke
 def test_query_ends_when_a_node_has_had_enough_or_fails_and_what_cannot_be_is_refused(
     spark_cluster: SparkSession, tmp_path: Path
 ) -> None:

@@ -183,6 +183,7 @@ def prove(example: Example, run: Run, folder: Path, *, is_small: bool = False) -
     assert left == example.leaves
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("example", cases(each for each in ALL if each.small is not None))
 def test_example_on_spark(
     example: Example, here: Run, tmp_path: Path, spark_local: SparkSession

@@ -43,6 +43,7 @@ def train(args: None, ctx: NodeContext) -> int:
     return steps
 
 
+@pytest.mark.smoke
 @pytest.mark.torch
 def test_each_node_of_a_loop_that_exchanges_nothing_warns_once() -> None:
     lines: list[LogLine] = []

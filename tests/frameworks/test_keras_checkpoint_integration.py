@@ -67,7 +67,9 @@ def fed(args: None, ctx: NodeContext) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "nodes", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(2, marks=pytest.mark.deep)]
+)
 def test_interrupted_training_on_a_feed_equals_an_undisturbed_one(
     nodes: int, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def sum_up(args: None, ctx: NodeContext) -> tuple[int, int, bool]:
     return int(total.numpy()), steps, "/job:ps" in total.device
 
 
+@pytest.mark.smoke
 def test_the_chief_steps_on_its_workers_with_each_row_it_is_fed() -> None:
     with launch(
         sum_up, nodes=3, framework="tensorflow", roles=Roles(ps=1, chief="chief")

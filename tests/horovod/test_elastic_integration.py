@@ -87,6 +87,7 @@ def fit(hvd: Any, is_elastic: bool) -> dict[str, Any]:
     }
 
 
+@pytest.mark.smoke
 def test_killed_process_costs_what_came_after_the_last_commit(tmp_path: Path) -> None:
     options = {**LOCAL, "checkpoint_dir": str(tmp_path)}
     results = run_elastic(train, num_proc=2, verbose=0, **options)

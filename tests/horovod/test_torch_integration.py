@@ -17,7 +17,7 @@ from tests.doubles.nodes import SOON_S
 from tests.horovod.optimizer_programs import SIZE, train
 from tests.horovod.together import together
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.smoke, pytest.mark.torch]
 
 
 @pytest.fixture(scope="module")

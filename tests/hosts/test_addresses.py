@@ -91,7 +91,8 @@ def test_collectives_need_no_ipv4(bed_of_ipv6: Bed, way: str) -> None:
     assert found == [bed_of_ipv6["h1"].address, bed_of_ipv6["h2"].address]
 
 
-@pytest.mark.parametrize("by", [pytest.param("address", marks=pytest.mark.deep), "name"])
+@pytest.mark.deep
+@pytest.mark.parametrize("by", ["address", pytest.param("name", marks=pytest.mark.smoke)])
 def test_hosts_may_have_ipv6_alone(bed_of_ipv6: Bed, by: str) -> None:
     bed = bed_of_ipv6
     found = trained(bed, str(getattr(bed["h0"], by)))

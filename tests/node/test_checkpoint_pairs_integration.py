@@ -255,6 +255,7 @@ def lightning(args: dict[str, Any], ctx: NodeContext) -> Used:
     return made
 
 
+@pytest.mark.deep
 @pytest.mark.torch
 @needs("lightning")
 def test_lightning_saves_beside_a_validation(torch: Lab) -> None:

@@ -45,6 +45,7 @@ def read(args: dict[str, Any], ctx: Any) -> list[int]:
         return sorted(int(i) for batch in loader for i in batch["id"])
 
 
+@pytest.mark.smoke
 def test_dataframe_is_written_as_float32_and_read_by_rank_everywhere(
     spark_local: SparkSession, cached: Path
 ) -> None:

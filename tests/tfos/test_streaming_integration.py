@@ -72,6 +72,7 @@ def test_stream_ends_when_a_client_asks_and_all_rows_until_then_are_read(
     assert sum(cluster.cluster.results()) == 60
 
 
+@pytest.mark.deep
 def test_stream_ends_when_a_node_fails_and_its_error_is_told(ssc: Any) -> None:
     def fail(args: Any, ctx: NodeContext) -> None:
         ctx.get_data_feed().next_batch(1)

@@ -94,6 +94,7 @@ def rich(spark: SparkSession, rows: int = 100) -> DataFrame:
     )
 
 
+@pytest.mark.smoke
 def test_end_of_sparks_daemon_of_workers_is_not_that_of_attached_nodes(
     spark_local: SparkSession, scorer: Scorer
 ) -> None:

@@ -29,6 +29,7 @@ for module in pkgutil.walk_packages(sparkdl.__path__, "sparkdl."):
 """
 
 
+@pytest.mark.smoke
 def test_every_module_loads_without_py4j_and_the_classes_of_a_jvm() -> None:
     assert output_of(sys.executable, "-c", _CLIENT, timeout_s=120) == ""
 

@@ -52,6 +52,7 @@ def accuracy(scored: DataFrame) -> float:
     return evaluator.evaluate(scored)
 
 
+@pytest.mark.smoke
 @pytest.mark.torch
 def test_pytorch_program_of_two_labels_with_a_lambda_as_loss(
     spark_ml: SparkSession, tmp_path: Path

@@ -183,6 +183,7 @@ def test_saved_pipeline_is_loaded_in_a_process_without_its_code(trained: Trained
     assert rows.count("Row(t=") == 3
 
 
+@pytest.mark.smoke
 def test_null_behind_the_rows_that_are_looked_at_ends_the_training(
     spark_ml: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ def test_what_cannot_work_is_refused_at_once(make: Any, match: str) -> None:
         make()
 
 
+@pytest.mark.smoke
 def test_softmax_gives_columns_that_evaluators_take_without_a_further_parameter(
     spark_ml: SparkSession,
 ) -> None:

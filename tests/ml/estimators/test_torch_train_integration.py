@@ -79,6 +79,7 @@ def trained(results: list[Any]) -> Any:
     return module_of(results[0]["content"])
 
 
+@pytest.mark.smoke
 def test_two_nodes_train_as_one_process_does(nodes: Lab) -> None:
     results = fitted(nodes, task(weighted=True))
     losses, weights = alone(EPOCHS, weighted=True)
@@ -99,6 +100,7 @@ def test_module_of_lightning_trains_as_alone_and_its_logs_are_the_history(nodes:
     assert all(map(partial(np.allclose, atol=1e-4), weights_of(trained(results)), weights))
 
 
+@pytest.mark.smoke
 def test_history_is_the_mean_over_all_rows_however_they_lie(nodes: Lab) -> None:
     """With a rate of 0, for the weights stay those of the beginning."""
     fields = {"batch_size": 3, "optimizer": still, "validates": True, "shuffle": True}
@@ -120,6 +122,7 @@ def test_history_is_the_mean_over_all_rows_however_they_lie(nodes: Lab) -> None:
             assert history[prefix + name] == pytest.approx([means[name]] * EPOCHS, rel=1e-5)
 
 
+@pytest.mark.smoke
 def test_lone_rows_are_no_trouble_to_batch_norm(nodes: Lab) -> None:
     labelled = [{**row, "y": float(row["y"] > 0)} for row in DATA[:33]]
     asked = task(made=normed, loss="CrossEntropyLoss", batch_size=4, metrics=["accuracy"], epochs=8)
@@ -131,6 +134,7 @@ def test_lone_rows_are_no_trouble_to_batch_norm(nodes: Lab) -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
+@pytest.mark.smoke
 def test_callbacks_stop_all_nodes_and_the_best_checkpoint_is_the_model(nodes: Lab) -> None:
     asked = task(epochs=50, callbacks=partial(worsen, 4), validates=True)
     results = fitted(nodes, asked, epochs=7)
@@ -157,6 +161,7 @@ def test_parameters_without_a_part_in_a_step_need_a_strategy_that_looks() -> Non
         losses_by("ddp")
 
 
+@pytest.mark.smoke
 def test_killed_fit_has_the_rows_the_history_and_the_end_of_an_undisturbed_one(
     tmp_path: Path,
 ) -> None:

@@ -98,6 +98,7 @@ def test_it_equals_one_process_also_when_a_worker_and_an_executor_are_killed(
     check(killed)
 
 
+@pytest.mark.smoke
 def test_it_equals_one_process_and_each_job_says_what_it_is(spark_ml: SparkSession) -> None:
     before = max((job.number for job in jobs_of(spark_ml)), default=-1)
     check(fit(data_of(spark_ml)))

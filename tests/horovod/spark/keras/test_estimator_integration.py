@@ -106,6 +106,7 @@ def test_loaded_pipeline_fits_two_outputs_to_transformed_rows_of_parquet_files(
         same.setOutputCols(["a"]).transform(frame)
 
 
+@pytest.mark.deep
 def test_loaded_model_scores_sparse_vectors(spark_ml: SparkSession) -> None:
     import keras
 
