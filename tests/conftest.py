@@ -89,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     TensorFlow is imported here as in nodes: without leaves of Keras that a test seldom reads from.
     """
-    sys.meta_path.insert(0, imports._LaterFinder())
+    sys.meta_path.insert(0, imports.LaterFinder())
     settings.load_profile("deep" if config.getoption("deep") else "quick")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts what it runs in the background so, and children would inherit it: those
