@@ -217,7 +217,7 @@ def test_loop_that_is_left_gives_its_rows_back(is_persistent: bool) -> None:
 def die_at_8(batch: Any) -> Any:
     if 8 in batch.tolist():
         os.kill(os.getpid(), signal.SIGKILL)
-    return batch
+    return batch.numpy()  # a tensor's descriptor would be lost where the handler of SIGCHLD raises
 
 
 @pytest.fixture
@@ -246,12 +246,9 @@ def torn_files() -> Iterator[None]:
 def test_worker_that_dies_is_an_error_and_the_feed_can_be_read_again() -> None:
     with Arrivals() as it:
         feed(it, epochs=1, count=100)
-        # The last two are PyTorch's while the worker's end has not been noticed: it asks the worker
-        # for the descriptor of a tensor.
-        said = r"exited unexpectedly|killed by signal|reset by peer|^EOFError"
         error = error_of(loader(it, collate_fn=die_at_8))
-        assert isinstance(error, (RuntimeError, ConnectionError, EOFError))
-        assert re.search(said, str(error) or type(error).__name__)
+        assert isinstance(error, RuntimeError)
+        assert re.search("exited unexpectedly|killed by signal", str(error))
         del error  # its traceback holds the loader
         assert values(loader(it)) == list(range(100))
 

@@ -36,6 +36,7 @@ def test_output_columns_are_named_after_the_labels() -> None:
 
 @needs("lightning")
 @pytest.mark.torch
+@pytest.mark.deep  # it imports Lightning, for a text
 def test_optimizer_beside_a_lightning_module_is_refused() -> None:
     import torch
     from lightning.pytorch import LightningModule

@@ -34,6 +34,7 @@ def estimator(model: Any = None, **options: Any) -> Any:
     return TorchEstimator(**settings(**given))
 
 
+@pytest.mark.deep  # TorchModel of sparkdl.ml scores, and Horovod's programs transform
 def test_model_shows_the_kinds_of_its_outputs(spark_ml: SparkSession) -> None:
     import torch
 
