@@ -134,7 +134,7 @@ def test_programs_of_the_wheel_run_outside_of_the_checkout(installed: Path) -> N
     for command in commands[1].split(","):
         assert f"usage: sparkdl {command}" in run(installed, "sparkdl", command, "--help")
     for command, lacks in {"demo": "torch", "dashboard ..": "bokeh"}.items():
-        program = [installed / "bin/sparkdl", *command.split()]
+        program = [str(installed / "bin/sparkdl"), *command.split()]
         said = subprocess.run(program, capture_output=True, text=True, check=False).stderr
         assert (
             said
