@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame, functions
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.scored import (
@@ -47,6 +47,7 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     keep: Keep = True,
     handle_invalid: str = "error",
+    error_col: str | None = None,
     model_per: str = "auto",
 ) -> DataFrame:
     """Return the DataFrame with columns of results; lazy, no job runs.
@@ -81,6 +82,10 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         keep: the columns of the DataFrame that stay: all, none, or the named ones.
         handle_invalid: how to treat a row with a null in an input column: `error` fails, `skip`
             leaves it out, `keep` gives it null results.
+        error_col: name of a further column, of text: the error of a row that fails, whose results
+            are null; null for others. A batch that fails is scored again in halves, until the row
+            that fails is alone. A model that cannot be loaded still ends the job, as every error
+            does without `error_col`.
         model_per: where `make` is called: `slot`: once in each task slot's Python worker;
             `executor`: in one process for each GPU of an executor (or one for the executor), which
             gets the rows of all its slots; `auto`: `executor` where an executor has GPUs and tasks
@@ -110,7 +115,12 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         columns,
         batch_size,
         handle_invalid,
+        error_col=error_col,
     )
+    if error_col == "":
+        raise ConfigError("error_col='' must be the name of a column, or None")
+    if error_col is not None:
+        results = StructType([*results.fields, StructField(error_col, StringType())])
     return scored(frame, score, results, keep, model_per)
 
 

@@ -6,8 +6,8 @@ The Python worker keeps the model, or a scorer does, which serves several worker
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -92,7 +92,10 @@ def _rows_named(first: int, last: int) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """The scoring of a partition's rows; `model` is its name in errors. Goes to Spark."""
+    """The scoring of a partition's rows; `model` is its name in errors. Goes to Spark.
+
+    With `error_col`, a further output says why a row has no others.
+    """
 
     source: ModelSource
     model: str
@@ -101,9 +104,13 @@ class Score:
     batch_size: int
     handle_invalid: str
     sharing: Sharing = field(default_factory=Sharing)
+    error_col: str | None = None
 
     def answered(self, pieces: Iterable[Columns]) -> Iterator[tuple[Chunk, list[pa.Array]]]:
         """Yield chunks with the outputs' columns, null where a row could not be scored."""
+        if self.error_col is not None:
+            yield from self._each_row(chunks(pieces, self.batch_size))
+            return
         found = self._chunks(chunks(pieces, self.batch_size))
         if (first := next(found, None)) is None:
             return  # without loading the model
@@ -146,13 +153,55 @@ class Score:
             while sent:
                 yield received()
 
+    def _each_row(self, found: Iterable[Columns]) -> Iterator[tuple[Chunk, list[pa.Array]]]:
+        """Score batches; if one fails, its halves, until the row that fails is alone."""
+        ask, start = None, 0
+        with ExitStack() as held:
+            for columns in found:
+                ask, parts = ask or self._asker(held), [columns]
+                while parts:
+                    part = parts.pop()
+                    rows, text = len(part[0]), None
+                    try:
+                        chunk = self._chunk(start, part)
+                        with self._explained():
+                            outputs = ask(chunk) if chunk.values else []
+                        answer = chunk.widened(outputs) if outputs else self._nulls(chunk)
+                    except (FeedTypeError, RowsFailedError) as error:
+                        if rows > 1:
+                            half = rows // 2
+                            parts.append(tuple(column.slice(half) for column in part))
+                            parts.append(tuple(column.slice(0, half) for column in part))
+                            continue
+                        chunk, text = Chunk(start, part, {}, {}, None), str(error)
+                        answer = self._nulls(chunk)
+                    yield chunk, [*answer, pa.array([text] * rows, pa.string())]
+                    start += rows
+
+    def _asker(self, held: ExitStack) -> Callable[[Chunk], list[pa.Array]]:
+        """Return what scores one batch after another, in this process or in the shared one."""
+        device = self.sharing.own_device()
+        if device is None:
+            return lambda chunk: predictor(self.source).columns(chunk.values, self.outputs)
+        with self._explained():
+            cores = self.sharing.cores
+            scorer = ScorerClient.connect(self.source, device, cores, self.outputs)
+        held.enter_context(closing(scorer))
+
+        def ask(chunk: Chunk) -> list[pa.Array]:
+            scorer.send(chunk.values, chunk.given)
+            return scorer.receive()
+
+        return ask
+
     @contextmanager
     def _explained(self, chunk: Chunk | None = None) -> Iterator[None]:
         """Add the failed model, and its rows in a chunk, to errors."""
         try:
             yield
         except RowsFailedError as error:
-            assert chunk is not None
+            if chunk is None:
+                raise
             raise InferenceError(
                 f"{self.model} failed on {chunk.rows}: {error}"
             ) from error.__cause__
@@ -204,7 +253,9 @@ class Score:
 
     @property
     def struct_type(self) -> pa.StructType:
-        return pa.struct([pa.field(output.name, output.type) for output in self.outputs])
+        fields = [pa.field(output.name, output.type) for output in self.outputs]
+        error = [] if self.error_col is None else [pa.field(self.error_col, pa.string())]
+        return pa.struct([*fields, *error])
 
     def _valid(self, given: Sequence[pa.Array]) -> Array | None:
         found = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,31 @@ def test_function_that_fails_is_named_with_rows_and_partition(frame: DataFrame) 
         scored.collect()
 
 
+@pytest.mark.parametrize("model_per", ["slot", "executor"])
+def test_row_that_fails_has_its_error_and_the_others_their_results(
+    frame: DataFrame, model_per: str
+) -> None:
+    def fails() -> Any:
+        def fn(columns: dict[str, Any]) -> Any:
+            if bad := sorted({3, 30, 31} & set(columns["id"])):
+                raise KeyError(int(bad[0]))
+            return columns["id"] * 2
+
+        return fn
+
+    holes = frame.withColumn("id", f.when(f.col("id") != 40, f.col("id")))
+    how: dict[str, Any] = {"batch_size": 16, "error_col": "why", "model_per": model_per}
+    found = predict(holes, fails, ["id"], "twice long", keep=["a.b"], **how).collect()
+    failed = {i: row.why for i, row in enumerate(found) if row.why is not None}
+    assert [row.twice for row in found] == [None if i in failed else 2 * i for i in range(ROWS)]
+    assert {i: failed[i] for i in (3, 30, 31)} == {i: f"KeyError: {i}" for i in (3, 30, 31)}
+    assert re.search("rows 40 to 40, partition 0: column 'id' holds nulls", failed[40])
+    assert len(failed) == 4
+    skipped = predict(holes, fails, ["id"], "twice long", handle_invalid="skip", **how)
+    assert skipped.where("why is null").count() == ROWS - 4
+    assert skipped.count() == ROWS - 1
+
+
 def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame) -> None:
     import threading
 
@@ -154,6 +180,8 @@ def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame)
             r"name 'y': must name columns of the DataFrame, which are id, a.b, x",
         ),
         ({"schema": "id long"}, "two columns 'id'"),
+        ({"error_col": "id"}, "two columns 'id'"),
+        ({"error_col": ""}, "error_col='' must be the name of a column"),
         ({"schema": "a flot"}, "no schema of Spark"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"handle_invalid": "drop"}, "handle_invalid='drop' cannot be"),
