@@ -159,6 +159,7 @@ def test_a_launch_is_a_run_with_metrics_parameters_and_its_parent(
     assert place.history(run, "worker-1/loss") == {0: 11.0, 1: 10.0, 2: 9.0}
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("tracked")
 def test_a_failure_is_told_with_its_root_cause_and_an_interrupt_is_none(
     place: Store, choose: Choose

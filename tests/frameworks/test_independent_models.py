@@ -133,9 +133,8 @@ def differentiate(how: str, ctx: NodeContext) -> int:
 
 @pytest.mark.jax
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("how", "is_warned"), [("alone", True), pytest.param("together", False, marks=pytest.mark.deep)]
-)
+@pytest.mark.deep
+@pytest.mark.parametrize(("how", "is_warned"), [("alone", True), ("together", False)])
 def test_loops_of_jax_that_exchange_nothing_are_warned_of_once(how: str, is_warned: bool) -> None:
     lines: list[LogLine] = []
     with launch(
