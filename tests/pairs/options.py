@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.ml.param import Param
 
 import sparkdl
+from sparkdl.ml.jobs import fit
 from tests.pairs.covering import Case
 
 Values = Mapping[str, tuple[Any, ...]]
@@ -129,6 +130,7 @@ EXCLUDED = {
 """Options that no case varies, and why."""
 _FILES = ("parquet", "named parquet", "scan")
 _OF_FEED = ("data.call", "feed.timeout_s", "feed.role", "feed.reader", "feed.shuffle")
+_OF_NODES = tuple(f"fit.{name}" for name in fit._NODES_ONLY)
 _RULES: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("Feeding.fed data.reads", lambda fed, reads: not fed and reads != "own files"),
     ("data.reads data.source", lambda reads, of: reads == "own files" and of not in _FILES),
@@ -150,6 +152,8 @@ _RULES: tuple[tuple[str, Callable[..., Any]], ...] = (
      lambda x, reads, has, *named: reads != "batches" and has == "many" and not (x or any(named))),
     ("predict.input_cols predict.input_shapes", lambda names, of: of and "flat" not in names),
     ("fit.prediction_col fit.output_types", lambda name, of: of and name not in of),
+    *((f"fit.mode {name}", lambda mode, value, name=name:
+       mode == "jobs" and value != _FIT[name][0]) for name in _OF_NODES),
     ("data.nulls predict.handle_invalid", lambda nulls, how: nulls and how == "error"),
 )
 # fmt: on
