@@ -12,7 +12,8 @@ Runs in: agent, child
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
       │◀───────── Results + descriptor, Terminated  │
       │◀─────────────────────────── Reported, Waited│  the step that user code is at, what it does
-      │◀─ Checkpointed, CheckpointDone              │  its part of a checkpoint; the whole
+      │◀─ CheckpointBegun, Checkpointed,            │  the rows of its part of a checkpoint; its end
+      │      CheckpointDone ────────────────────────│  the whole
       │◀─ Gather ──── AllGathered, CheckpointCommit ▶│  what the coordinator collects, passed on
       │◀───────────────────── ChildReturned, Raised │  last message
 
@@ -163,18 +164,26 @@ class Waited(LocalMessage, frozen=True):
     others_s: float
 
 
-class Checkpointed(LocalMessage, frozen=True):
-    """This node's part of a checkpoint is written.
+class CheckpointBegun(LocalMessage, frozen=True):
+    """The state of the next checkpoint is made of these rows, whatever is read while it is written.
 
     Args:
         feeds: what user code has used, by feed, epoch and segment.
         own: likewise of files that the child reads, by feed, epoch and partition.
+    """
+
+    feeds: dict[str, EpochRows]
+    own: dict[str, EpochRows]
+
+
+class Checkpointed(LocalMessage, frozen=True):
+    """This node's part of the checkpoint that it began last is written.
+
+    Args:
         problem: why the part could not be written instead; empty if it was.
     """
 
     step: int
-    feeds: dict[str, EpochRows] = {}
-    own: dict[str, EpochRows] = {}
     problem: str = ""
 
 
@@ -203,6 +212,7 @@ Local = (
     | Results
     | Reported
     | Waited
+    | CheckpointBegun
     | Checkpointed
     | CheckpointCommit
     | CheckpointDone

@@ -38,6 +38,7 @@ from sparkdl.node.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from sparkdl.control.client import CoordinatorClient
+    from sparkdl.control.rows import EpochRows
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._state: states.State = states.Ready(child.generation)
         self._timer: asyncio.TimerHandle | None = None
+        self._covering: dict[str, EpochRows] = {}
+        """The rows of the checkpoint that the child has begun last."""
         self._ended = asyncio.Event()
         self.lost_driver = False
         self._outbox: asyncio.Queue[messages.FromAgent | None] = asyncio.Queue()
@@ -197,10 +200,13 @@ class Agent:
                 # For users who read only the log.
                 self._child.process.log.add(failure.traceback.rstrip())
                 self.handle(states.ChildReportedEnd(channel.Raised(failure, raised_s)))
-            case channel.Checkpointed(step, feeds, own, problem):
+            case channel.CheckpointBegun(feeds, own):
+                # Now: while the files are written, the child may end the feed and drop its rows.
+                self._covering = {**self._feeds.coverage(feeds), **own}
+            case channel.Checkpointed(step, problem):
                 # Otherwise the child is being ended, and its part would belong to no generation.
                 if self._begun is not None:
-                    covered = {**self._feeds.coverage(feeds), **own}
+                    covered = {} if problem else self._covering
                     part = messages.CheckpointPart(self._begun, step, covered, problem)
                     self._report(part)
             case messages.ChildRunning() | messages.CheckpointDone() | messages.Gather():

@@ -3,6 +3,10 @@
 All nodes that train write their files, and report the rows their state was trained on. Once the
 driver has all reports, the first node completes the checkpoint, and reports this to the driver.
 From then on a restart resumes from it.
+
+`ctx.checkpoint` does this in the thread of the training, `ctx.checkpoint_async` in another one.
+That thread agrees with the other nodes through the driver as well: collectives of the framework
+would mix with those of the training. At most one checkpoint of a node is in flight.
 """
 
 from __future__ import annotations
@@ -10,18 +14,21 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from sparkdl.control.channel import Checkpointed
+from sparkdl.control.channel import CheckpointBegun, Checkpointed
 from sparkdl.control.messages import CheckpointDone
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import CheckpointError, ConfigError
+from sparkdl.core.errors import CheckpointError, ConfigError, SparkdlError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import CheckpointRef, Member, Resume, World
 from sparkdl.node.checkpoint_store import (
@@ -36,6 +43,52 @@ from sparkdl.node.link import AgentLink
 _log = logging.getLogger(__name__)
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 _MAX_PROBLEM_CHARS = 1000
+_SAVERS = ("AsyncCheckpointExecutor", "async_save")
+"""Begin the names of the threads in which PyTorch's `async_save` and Orbax write."""
+_SAVER_END_S = 1.0
+"""A saver's thread ends a moment after the result of its save is known."""
+
+
+class PendingCheckpoint:
+    """A checkpoint that `ctx.checkpoint_async` has begun.
+
+    Attributes:
+        folder: for the files, as of `ctx.checkpoint`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._waits: list[Callable[[], object]] = []
+        self._is_open = True
+
+    def until(self, written: Any) -> None:
+        """Complete the checkpoint only when these files are written; call it inside the block.
+
+        Args:
+            written: a future, or what `torch.distributed.checkpoint.async_save` returns; or a
+                function without arguments that writes the files, or waits until they are written.
+                It runs in a thread of sparkdl's after the block, while the training continues.
+
+        Raises:
+            ConfigError: if `written` is neither, or the block has ended.
+        """
+        written = getattr(written, "upload_completion", written)
+        finish = getattr(written, "result", written)
+        if not callable(finish):
+            raise ConfigError(
+                f"until({written!r}): must be a future or a function without arguments that waits "
+                "until the files are written"
+            )
+        if not self._is_open:
+            raise ConfigError(
+                "until() after the block of ctx.checkpoint_async: call it inside, because the "
+                "checkpoint may be complete by now"
+            )
+        self._waits.append(finish)
+
+    def close(self) -> list[Callable[[], object]]:
+        self._is_open = False
+        return self._waits
 
 
 class LastCheckpoint(os.PathLike[str]):
@@ -115,6 +168,7 @@ class Checkpoints:
         self._is_open = False
         self._made: tuple[CheckpointName, Manifest | None] | None = None
         """The last checkpoint of this world; with its manifest on the node that completed it."""
+        self._in_flight: tuple[int, Future[None]] | None = None
 
     @cached_property
     def last(self) -> LastCheckpoint | None:
@@ -126,43 +180,113 @@ class Checkpoints:
 
     @contextmanager
     def write(self, step: int, batches: int | Mapping[str, int] | None) -> Iterator[Path]:
+        with self._begin(step, batches) as (name, pending):
+            yield pending.folder
+        self._finish(name, pending.folder, ())
+
+    @contextmanager
+    def write_async(
+        self, step: int, batches: int | Mapping[str, int] | None
+    ) -> Iterator[PendingCheckpoint]:
+        with self._begin(step, batches) as (name, pending):
+            yield pending
+        with self._reported(name, pending.folder):
+            finish = partial(self._finish, name, pending.folder, pending.close())
+            self._in_flight = step, _in_thread(finish)
+
+    @contextmanager
+    def _begin(
+        self, step: int, batches: int | Mapping[str, int] | None
+    ) -> Iterator[tuple[CheckpointName, PendingCheckpoint]]:
+        """Open the folder, for a block of user code that writes into it."""
         store = self._store
         self._check(step)
         # Taken before the block, in which user code may read on.
-        feeds, own = self._link.feeds.positions(batches)
+        used = CheckpointBegun(*self._link.feeds.positions(batches))
         name = CheckpointName(step, self._spec.cluster_id, self._generation)
         if self._leads and self._last_step is None:
             # Leftovers of failed checkpoints only take space: they must not fail this one.
             with suppress(OSError):
                 store.sweep_unfinished(name)
         self._last_step, self._is_open = step, True
-        folder: Path | None = None
         try:
-            if late := self._late():
-                raise CheckpointError(late)
-            with self._named_errors(name):
-                folder = store.open(name)
+            with self._reported(name, None):
+                self._await_in_flight()
+                if late := self._late():
+                    raise CheckpointError(late)
+                self._link.send(used)
+                with self._named_errors(name):
+                    folder = store.open(name)
+            pending, others = PendingCheckpoint(folder), _savers()
+            with self._reported(name, folder):
+                try:
+                    with self._named_errors(name, is_users=True):
+                        yield name, pending
+                finally:
+                    pending.close()
+                if not pending._waits:
+                    _refuse(_savers() - others, step)
+        finally:
+            self._is_open = False
+
+    def _finish(
+        self, name: CheckpointName, folder: Path, waits: Iterable[Callable[[], object]]
+    ) -> None:
+        """Wait for the files, and report this node's part; on the first node complete the whole."""
+        with self._reported(name, folder):
             with self._named_errors(name, is_users=True):
-                yield folder
+                for finish in waits:
+                    finish()
             with self._named_errors(name):
-                store.finish(name, folder, self._node)
+                self._store.finish(name, folder, self._node)
+        self._link.send(Checkpointed(name.step))
+        self._made = (name, None)
+        if self._leads:
+            self._made = (name, self._complete(name))
+
+    @contextmanager
+    def _reported(self, name: CheckpointName, folder: Path | None) -> Iterator[None]:
+        """Report an error inside, and delete this node's files."""
+        try:
+            yield
         except BaseException as error:
             # Report every end, Ctrl-C and sys.exit too: otherwise the first node waits for its
             # whole timeout.
             problem = f"{type(error).__name__}: {error}"[:_MAX_PROBLEM_CHARS]
             # On a shared disk the folder belongs to all nodes, so only the first one deletes it.
-            store.give_up(name, folder, for_all=self._leads)
-            self._link.send(Checkpointed(step, problem=problem))
+            self._store.give_up(name, folder, for_all=self._leads)
+            self._link.send(Checkpointed(name.step, problem))
             raise
-        finally:
-            self._is_open = False
-        self._link.send(Checkpointed(step, feeds, own))
-        self._made = (name, None)
-        if self._leads:
-            self._made = (name, self._complete(name))
+
+    def _await_in_flight(self) -> None:
+        """Wait for the checkpoint in flight, and raise its error."""
+        if self._in_flight is None:
+            return
+        step, written = self._in_flight
+        timeout_s = self._spec.settings.feeding.timeout_s
+        if not wait((written,), timeout_s).done:
+            raise CheckpointError(
+                f"the checkpoint of step {step} is still being written after {timeout_s:g} s; make "
+                "checkpoints less often, or raise Feeding(timeout_s=…), the limit for this wait"
+            )
+        self._in_flight = None
+        try:
+            written.result()
+        except SparkdlError:
+            raise
+        except BaseException as error:
+            raise CheckpointError(
+                f"there is no checkpoint of step {step}: its files could not be written: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def end(self) -> None:
-        """Log an error if the last checkpoint has been written to since; for `map_fun`'s end."""
+        """Wait for the checkpoint in flight; log an error if the last one was written to since.
+
+        Raises:
+            CheckpointError: if the one in flight fails.
+        """
+        self._await_in_flight()
         if late := self._late():
             _log.error("%s", late)
 
@@ -273,3 +397,35 @@ class Checkpoints:
                 f"{self._spec.checkpoint_dir}: {error}. Those before it are as they were; make "
                 "room, or choose another checkpoint_dir"
             ) from error
+
+
+def _in_thread(work: Callable[[], None]) -> Future[None]:
+    done = Future[None]()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 (the training's thread raises it)
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    # A daemon: a node that fails ends without this write.
+    threading.Thread(target=run, name="sparkdl-checkpoint", daemon=True).start()
+    return done
+
+
+def _savers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith(_SAVERS)}
+
+
+def _refuse(savers: set[threading.Thread], step: int) -> None:
+    """Raise if one of these threads still writes."""
+    for saver in savers:
+        saver.join(_SAVER_END_S)
+        if saver.is_alive():
+            raise CheckpointError(
+                f"there is no checkpoint of step {step}: an asynchronous save has not finished at "
+                "the end of the block. Wait for it inside, with future.result() or "
+                "wait_until_finished(); or use ctx.checkpoint_async, and pass the future to until()"
+            )

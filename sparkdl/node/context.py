@@ -17,7 +17,7 @@ from sparkdl.core.world import FIRST_TIME, Member, Resume, World
 from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.feed.reader.files import FileOrder
 from sparkdl.frameworks.framework import framework_named
-from sparkdl.node.checkpoints import Checkpoints, LastCheckpoint
+from sparkdl.node.checkpoints import Checkpoints, LastCheckpoint, PendingCheckpoint
 from sparkdl.node.legacy import LegacyContext, NodeManager
 from sparkdl.node.link import AgentLink, reported
 from sparkdl.storage.parquet.paths import ParquetPaths, parquet
@@ -366,9 +366,28 @@ class NodeContext(LegacyContext):
             ConfigError: without `checkpoint_dir`, on a node that does not train, inside another
                 checkpoint, if `step` is not larger than before, or if `batches` must be given.
             CheckpointError: if it could not be written, no node has written a file, a node has not
-                called this in time, or the checkpoint before was written to after its block.
+                called this in time, an asynchronous save still writes at the end of the block, or
+                the checkpoint before was written to after its block.
         """
         return self._checkpoints.write(step, batches)
+
+    def checkpoint_async(
+        self, step: int, batches: int | Mapping[str, int] | None = None
+    ) -> AbstractContextManager[PendingCheckpoint]:
+        """Make a checkpoint whose files are written while the training continues.
+
+        Like `checkpoint`, but yields a `PendingCheckpoint`: `saving.folder` is the folder, and
+        `saving.until(future)` names a write that continues after the block. Copy the state inside
+        the block. A thread waits for the write, uploads, and completes the checkpoint once all
+        nodes have written; it covers the rows up to the beginning of the block. Until then a
+        restart resumes from the checkpoint before. The next checkpoint and the end of `map_fun`
+        wait for the one in flight, up to `Feeding(timeout_s=…)`, and raise its error.
+
+        Raises:
+            ConfigError: see `checkpoint`.
+            CheckpointError: see `checkpoint`; and if the one in flight failed, or takes too long.
+        """
+        return self._checkpoints.write_async(step, batches)
 
     def batches_given(self) -> dict[str, int]:
         """Return how many batches of each feed were handed out since `map_fun` began.
@@ -456,7 +475,11 @@ def enter(ctx: NodeContext) -> None:
 
 
 def leave(ctx: NodeContext) -> None:
-    """Look at what `map_fun` has left, once it has returned."""
+    """Finish what `map_fun` has left, once it has returned.
+
+    Raises:
+        CheckpointError: if the checkpoint in flight fails.
+    """
     ctx._checkpoints.end()
 
 

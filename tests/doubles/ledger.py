@@ -29,12 +29,14 @@ class Plan:
         faults: `(generation, rank, step, how)`, see `doubles.map_funs.die`.
         pause_s: of each step.
         is_slow_once: whether there is a pause in the first world alone.
+        stuck_at: the step whose asynchronous checkpoint the first world never finishes.
     """
 
     every: int = 4
     faults: tuple[tuple[int, int, int, str], ...] = ()
     pause_s: float = 0.0
     is_slow_once: bool = False
+    stuck_at: int | None = None
 
 
 def train(plan: Plan, ctx: NodeContext) -> list[int]:
@@ -61,9 +63,18 @@ def train(plan: Plan, ctx: NodeContext) -> list[int]:
             never.wait(0.0 if ctx.generation and plan.is_slow_once else plan.pause_s)
             seen += batch["row"][batch["sample_weight"] > 0].tolist()
             if step % plan.every == 0:
-                with ctx.checkpoint(step, batches=used) as folder:
-                    np.save(folder / f"part-{ctx.rank}.npy", np.array(seen, np.int64))
+                save(ctx, step, used, seen, ctx.generation == 0 and step == plan.stuck_at)
     return seen
+
+
+def save(ctx: NodeContext, step: int, used: int, seen: list[int], is_stuck: bool) -> None:
+    if is_stuck:
+        ctx.barrier()  # the first node has completed the checkpoint before
+        with ctx.checkpoint_async(step, batches=used) as saving:
+            saving.until(threading.Event().wait)
+        return
+    with ctx.checkpoint(step, batches=used) as folder:
+        np.save(folder / f"part-{ctx.rank}.npy", np.array(seen, np.int64))
 
 
 def table(rows: int, parts: int = 1) -> list[pa.Table]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sparkdl.core.errors import CheckpointError, NodeFailedError
 from sparkdl.core.options import Feeding, Recovery
 from sparkdl.node.checkpoint_store import open_store
 from sparkdl.node.context import NodeContext
+from tests.doubles import ledger
 from tests.doubles.nodes import SOON_S, launch
 
 
@@ -131,3 +133,44 @@ def test_chief_that_dies_after_the_rename_has_made_a_checkpoint_for_the_next_job
     found = open_store(str(tmp_path)).newest()
     assert found is not None
     assert found.manifest.step == 2
+
+
+def test_node_killed_between_begin_and_commit_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    plan = ledger.Plan(every=4, stuck_at=8, faults=((0, 1, 10, "SIGKILL"),))
+    with launch(ledger.train, plan, checkpoint_dir=str(tmp_path), max_restarts=1) as cluster:
+        report = cluster.feed(ledger.table(320))
+        parts = cluster.results(SOON_S)
+    assert report.rows_covered == 4 * 2 * ledger.BATCH
+    assert ledger.lost_and_doubled(parts, 320) == (0, 0)
+    assert min(steps_in(tmp_path)) == 4, "nothing is half"
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_training_goes_on_while_pytorch_saves_and_its_end_waits(tmp_path: Path) -> None:
+    def train(args: Any, ctx: NodeContext) -> Any:
+        import torch.distributed as dist
+        import torch.distributed.checkpoint as dcp
+        from torch import full
+
+        class SlowWriter(dcp.FileSystemWriter):  # type: ignore[misc]  # imported late
+            def write_data(self, *given: Any) -> Any:
+                return go.wait(SOON_S) and super().write_data(*given)
+
+        go, state = threading.Event(), {"shared": full([], 0.0), f"own-{ctx.rank}": full([], 1.0)}
+        dist.init_process_group("gloo")
+        if last := ctx.last_checkpoint:
+            dcp.load(state, checkpoint_id=last.folder)
+            return [float(value) for value in state.values()]
+        with ctx.checkpoint_async(1) as saving:
+            writer, group = SlowWriter(saving.folder), dist.new_group(backend="gloo")
+            saving.until(dcp.async_save(state, storage_writer=writer, process_group=group))
+        for value in state.values():
+            dist.all_reduce(value.add_(1))
+        assert steps_in(args) == [-1]
+        return go.set()
+
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "feeding": Feeding(fed=False)}
+    for expected in (None, [0.0, 1.0]):
+        with launch(train, tmp_path, framework="torch", **options) as cluster:
+            assert cluster.results(120) == [expected] * 2

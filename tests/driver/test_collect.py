@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given, strategies as st
 
 from sparkdl.control.messages import (
     AllGathered,
@@ -151,3 +152,23 @@ def test_nothing_of_an_older_world_counts() -> None:
     assert manifest_of(words[-1]).generation == 1
     assert checkpoints.done(1, CheckpointDone(0, 5, "url")) is None
     assert checkpoints.done(1, CheckpointDone(1, 5, "url")) == CheckpointRef("url", 5, 1)
+
+
+@given(st.data())
+def test_checkpoint_is_complete_once_all_have_written_and_covers_its_own_rows(
+    data: st.DataObject,
+) -> None:
+    """Nodes may begin the next one before the first node has completed this one."""
+    checkpoints, world, at, complete = Checkpoints("c", CoverageStore()), world_of(0, 3), [0] * 3, 0
+    while complete < 4:
+        node = data.draw(st.sampled_from([n for n in range(3) if at[n] < (n > 0) + complete + 1]))
+        at[node] += 1
+        used: EpochRows = {0: {node: ((0, at[node]),)}}
+        call = node, CheckpointPart(0, at[node], {"parquet:0": used})
+        (word,) = told(checkpoints, call, world=world)
+        assert bool(word and word.manifest) == (min(at) > complete)
+        if min(at) > complete:
+            complete += 1
+            covered = {0: dict.fromkeys(range(3), ((0, complete),))}
+            assert manifest_of(word).feeds["parquet:0"].rows[0] == covered
+            checkpoints.done(0, CheckpointDone(0, complete, "url"))

@@ -7,7 +7,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from typing import Any, cast
 import pyarrow.fs as pafs
 import pytest
 
-from sparkdl.control.channel import Checkpointed
+from sparkdl.control.channel import CheckpointBegun
 from sparkdl.control.messages import CheckpointCommit, CheckpointDone, CheckpointPart
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -25,7 +25,7 @@ from sparkdl.driver.collect import Checkpoints
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.node import checkpoints as checkpoint
 from sparkdl.node.checkpoint_store import CheckpointStore
-from sparkdl.node.context import NodeContext
+from sparkdl.node.context import NodeContext, leave
 from tests.doubles.feeds import SOON_S
 
 NODES = plan_nodes(2)
@@ -38,16 +38,19 @@ class Driver:
         self.checkpoints = Checkpoints("c", CoverageStore())
         self.to_first: queue.Queue[CheckpointCommit] = queue.Queue()
         self.made: list[CheckpointRef] = []
+        self.used: dict[int, Any] = {}
         self._lock = threading.Lock()
 
-    def heard(self, node_id: int, message: Checkpointed | CheckpointDone) -> None:
+    def heard(self, node_id: int, message: Any) -> None:
         with self._lock:
             if isinstance(message, CheckpointDone):
                 self.made += [ref] if (ref := self.checkpoints.done(0, message)) else []
-                return
-            part = CheckpointPart(0, message.step, message.feeds, message.problem)
-            if word := self.checkpoints.part(WORLD, node_id, part, 1e9):
-                self.to_first.put(word[1])
+            elif isinstance(message, CheckpointBegun):
+                self.used[node_id] = message.feeds
+            else:
+                part = CheckpointPart(0, message.step, self.used[node_id], message.problem)
+                if word := self.checkpoints.part(WORLD, node_id, part, 1e9):
+                    self.to_first.put(word[1])
 
 
 class Link:
@@ -55,8 +58,8 @@ class Link:
         self.driver, self.node_id = driver, node_id
         self.feeds = self
 
-    def positions(self, batches: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {}, {}
+    def positions(self, batches: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"parquet:0": {0: {self.node_id: ((0, batches),)}}} if batches else {}, {}
 
     def send(self, message: Any) -> None:
         self.driver.heard(self.node_id, message)
@@ -171,3 +174,52 @@ def test_base_stays_while_the_world_goes_on_from_it_and_its_string_is_its_path(
     assert Path(f"{last}/deep/part-0").read_text() == "1"
     assert Path(os.path.join(last, "deep", "part-1")).read_text() == "1"
     assert repr(last) == f"LastCheckpoint(step=1, url={base.url!r})"
+
+
+def write_async(ctx: NodeContext, step: int, *waits: Any) -> None:
+    with ctx.checkpoint_async(step, 10 * step) as saving:
+        for each in (partial((saving.folder / f"part-{ctx.rank}").write_text, "1"), *waits):
+            saving.until(each)
+
+
+def test_second_waits_for_the_checkpoint_in_flight_and_each_covers_its_own_rows(
+    contexts: Callable[..., Any],
+) -> None:
+    it, written = contexts(), Future[None]()
+    write_async(it.nodes[0], 1)
+    write_async(it.nodes[1], 1, written)
+    with ThreadPoolExecutor(2) as nodes:
+        both = [nodes.submit(write_async, ctx, 2) for ctx in it.nodes]
+        assert not wait(both, 0.2).done
+        assert it.store.newest() is None, "a node still writes"
+        written.set_result(None)
+    leave(it.nodes[0])
+    manifests = [it.store.manifest(ref.url.rpartition("/")[2]) for ref in it.driver.made]
+    assert [m.feeds["parquet:0"].rows[0][0][1] for m in manifests] == [((0, 10),), ((0, 20),)]
+
+
+def test_error_of_a_write_is_raised_once_at_the_end_or_before(contexts: Callable[..., Any]) -> None:
+    it = contexts()
+    for ctx in reversed(it.nodes):
+        write_async(ctx, 1, *[partial(int, "x")] * ctx.rank)
+    with pytest.raises(CheckpointError, match=r"1: worker:1 could not .* ValueError"):
+        write(it.nodes[0], 2)
+    with pytest.raises(CheckpointError, match=r"step 1: its files .* ValueError"):
+        leave(it.nodes[1])
+    for step, ctx in ((2, it.nodes[1]), (3, it.nodes[1]), (3, it.nodes[0])):
+        write(ctx, step)
+    assert it.store.newest().ref.step == 3
+
+
+def test_block_must_name_what_it_waits_for(contexts: Callable[..., Any]) -> None:
+    ctx, end = contexts().nodes[1], threading.Event()
+    saver = threading.Thread(target=end.wait, name="AsyncCheckpointExecutor_0")  # PyTorch's
+    refusal = pytest.raises(CheckpointError, match="has not finished at the end of the block")
+    with refusal, ctx.checkpoint_async(1) as saving:
+        with pytest.raises(ConfigError, match=r"until\(7\): must be a future or a function"):
+            saving.until(7)
+        saver.start()
+    end.set()
+    saver.join()
+    with pytest.raises(ConfigError, match="after the block"):
+        saving.until(Future())
