@@ -18,12 +18,12 @@ class TrainingSummary:
     Attributes:
         history: metric to its values, one for each epoch, as the chief returned them; None for an
             epoch without one.
-        feed: the report of the feed of training rows.
+        feed: the report of the feed of training rows; None with `mode='jobs'`, which has none.
         seconds: from the launch of the nodes to their end.
         results: what `train_fn` returned on each node, by rank; not saved.
     """
 
     history: History = field(default_factory=dict)
-    feed: FeedReport = field(default_factory=FeedReport)
+    feed: FeedReport | None = None
     seconds: float = 0.0
     results: tuple[Any, ...] = ()
