@@ -76,7 +76,8 @@ def test_two_nodes_fit_a_classifier_that_evaluators_take_and_that_is_saved(
     assert isinstance(model, TorchModel)
     assert sorted(model.history) == ["acc", "loss", "val_acc", "val_loss"]
     assert model.history["val_acc"][-1] > 0.9
-    assert model.summary.feed and model.summary.feed.rows_used == 6 * 240
+    assert model.summary.feed is not None
+    assert model.summary.feed.rows_used == 6 * 240
     fitted.save(str(tmp_path / "pipeline"))
     again: Any = PipelineModel.load(str(tmp_path / "pipeline"))
     assert again.stages[-1].summary == model.summary
