@@ -85,7 +85,7 @@ PREDICT: Values = {
     "predict.schema": ("out double", "out float, twice array<double>"),
     "predict.batch_size": (1024, 1, 7), "predict.input_shapes": (None, {"flat": [2, 2]}),
     "predict.keep": (True, False, ["id"]), "predict.handle_invalid": ("error", "skip", "keep"),
-    "predict.model_per": ("auto", "slot"),
+    "predict.model_per": ("auto", "slot"), "predict.error_col": (None, "why"),
 }
 _FIT: Values = {
     "fit.num_workers": (1, 2), "fit.epochs": (6, 4), "fit.seed": (None, 7),

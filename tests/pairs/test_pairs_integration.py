@@ -192,7 +192,8 @@ def test_predict(spark_local: SparkSession, case: Case, tmp_path: Path) -> None:
     make = partial(scorer, given["input_shapes"] is not None, "twice" in given["schema"])
     scored = sparkdl.predict(frame, make, **given)
     kept = frame.columns if given["keep"] is True else given["keep"] or []
-    assert scored.columns == [*kept, "out", *["twice"] * ("twice" in given["schema"])]
+    has = {"twice": "twice" in given["schema"], "why": given["error_col"]}
+    assert scored.columns == [*kept, "out", *(name for name, there in has.items() if there)]
     wanted = {n: n / 4 + 1 + 5 * n * ("flat" in given["input_cols"]) for n in range(ROWS)}
     nulls = {n: None for n in wanted if chosen["data.nulls"] and n % 5 == 3}
     result = {
@@ -201,6 +202,7 @@ def test_predict(spark_local: SparkSession, case: Case, tmp_path: Path) -> None:
         if given["handle_invalid"] != "skip" or n not in nulls
     }
     rows = scored.collect()
+    assert not [each.why for each in rows if given["error_col"] and each.why]
     assert Counter(each.out for each in rows) == Counter(result.values()), shown(chosen, PREDICT)
     assert all(result[each.id] == each.out for each in rows if kept), shown(chosen, PREDICT)
 
