@@ -133,8 +133,7 @@ class Score:
         self, device: str, found: Iterable[Chunk]
     ) -> Iterator[tuple[Chunk, list[pa.Array]]]:
         """Score in a process for several workers."""
-        with self._explained():
-            scorer = ScorerClient.connect(self.source, device, self.sharing.cores, self.outputs)
+        scorer = self._connected(device)
         sent: deque[Chunk] = deque()
 
         def received() -> tuple[Chunk, list[pa.Array]]:
@@ -152,6 +151,10 @@ class Score:
                     yield received()
             while sent:
                 yield received()
+
+    def _connected(self, device: str) -> ScorerClient:
+        with self._explained():
+            return ScorerClient.connect(self.source, device, self.sharing.cores, self.outputs)
 
     def _each_row(self, found: Iterable[Columns]) -> Iterator[tuple[Chunk, list[pa.Array]]]:
         """Score batches; if one fails, its halves, until the row that fails is alone."""
@@ -183,10 +186,7 @@ class Score:
         device = self.sharing.own_device()
         if device is None:
             return lambda chunk: predictor(self.source).columns(chunk.values, self.outputs)
-        with self._explained():
-            cores = self.sharing.cores
-            scorer = ScorerClient.connect(self.source, device, cores, self.outputs)
-        held.enter_context(closing(scorer))
+        scorer = held.enter_context(closing(self._connected(device)))
 
         def ask(chunk: Chunk) -> list[pa.Array]:
             scorer.send(chunk.values, chunk.given)
