@@ -86,9 +86,8 @@ class PendingCheckpoint:
             )
         self._waits.append(finish)
 
-    def close(self) -> list[Callable[[], object]]:
+    def close(self) -> None:
         self._is_open = False
-        return self._waits
 
 
 class LastCheckpoint(os.PathLike[str]):
@@ -191,7 +190,7 @@ class Checkpoints:
         with self._begin(step, batches) as (name, pending):
             yield pending
         with self._reported(name, pending.folder):
-            finish = partial(self._finish, name, pending.folder, pending.close())
+            finish = partial(self._finish, name, pending.folder, pending._waits)
             self._in_flight = step, _in_thread(finish)
 
     @contextmanager
