@@ -34,6 +34,10 @@ class Meetings:
         self._threads = [threading.Thread(target=self._accept, name="meetings")]
         self._sockets: list[socket.socket] = []
 
+    @property
+    def is_waited_at(self) -> bool:
+        return self._barrier.n_waiting > 0
+
     def __enter__(self) -> Meetings:
         self._threads[0].start()
         return self

@@ -16,7 +16,6 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import sparkdl
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab
@@ -114,10 +113,7 @@ def test_micro_batch_that_a_stop_interrupts_comes_again_as_a_whole(
     with Meetings() as held:
         on_spark.begin(read, {"held": held.port, "feed": feed})
         query = train(files.stream())
-        assert on_spark.cluster._controller.wait_for(
-            lambda view: sum(n.given.rows for at, n in view.feeds.items() if at[1] == feed) > 8,
-            Deadline.after(SOON_S),
-        )
+        assert until(lambda: held.is_waited_at, SOON_S), "no node is at the meeting"
         query.stop()
         assert (query.isActive, query.exception()) == (False, None)
         assert until(lambda: ": 1 rows too few for a step" in caplog.text, SOON_S)
