@@ -183,6 +183,7 @@ def test_a_failure_is_told_with_its_root_cause_and_an_interrupt_is_none(
     assert place.runs("interrupts")["sparkdl launch"].status == "KILLED"
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("tracked")
 def test_trials_are_nested_in_the_run_of_their_search(place: Store, choose: Choose) -> None:
     pytest.importorskip("optuna")

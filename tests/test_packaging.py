@@ -116,6 +116,7 @@ def needs(package: metadata.Distribution, extras: Iterable[str]) -> Iterator[Req
             yield each
 
 
+@pytest.mark.smoke
 def test_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if name.startswith("sparkdl/")}
@@ -125,6 +126,7 @@ def test_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     }
 
 
+@pytest.mark.smoke
 def test_programs_of_the_wheel_run_outside_of_the_checkout(installed: Path) -> None:
     where = run(installed, "python", "-c", "import sparkdl; print(sparkdl.__file__)")
     assert Path(where.strip()).is_relative_to(installed)
@@ -159,6 +161,7 @@ def test_demo_and_first_program_of_the_readme_need_no_extra_but_torch(
     assert "loss by node: [" in run(venv, "python", tmp_path / "first.py")
 
 
+@pytest.mark.smoke
 def test_every_extra_is_on_a_page(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
@@ -167,6 +170,7 @@ def test_every_extra_is_on_a_page(wheel: Path) -> None:
     assert [each for each in extras if not re.search(rf"[\[,]{each}[,\]](?!\()", text)] == ["dev"]
 
 
+@pytest.mark.smoke
 def test_every_module_of_the_wheel_imports_without_extras_or_says_what_it_lacks(
     installed: Path,
 ) -> None:

@@ -80,6 +80,7 @@ def check_on_a_phone_in_the_dark(browser: Any, url: str) -> None:
     assert back != "rgb(255, 255, 255)"
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(120)
 def test_pages_show_a_training_whose_node_is_killed(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

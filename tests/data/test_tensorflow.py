@@ -12,7 +12,7 @@ from sparkdl.data.examples import columns_of, decode, encode, list_type
 from sparkdl.data.framing import frame, read_file
 from sparkdl.storage.systems import locate
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.smoke]
 
 EXAMPLES = pa.record_batch(
     {

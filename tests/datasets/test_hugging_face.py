@@ -30,6 +30,7 @@ def dataset(it: Arrivals, epochs: int = 2, **options: Any) -> Any:
     return hf_dataset(EpochBatches(it.reader, 5, **{"tail": "drop", **options}))
 
 
+@pytest.mark.smoke
 def test_rows_have_the_columns_types_and_a_look_at_the_first_takes_none() -> None:
     with Arrivals() as it:
         data = dataset(it)

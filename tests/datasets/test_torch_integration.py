@@ -55,6 +55,7 @@ def wait_for_rows(args: tuple[str, Gate], ctx: NodeContext) -> None:
         gate.wait()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("start", ["fork", deep("forkserver")])
 def test_workers_end_with_their_node(start: str, tmp_path: Path) -> None:
     gate = Gate.at(tmp_path / "gate")

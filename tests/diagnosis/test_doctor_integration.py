@@ -14,7 +14,9 @@ def findings(report: Report) -> dict[str, str]:
     return {check.name: f"{check.verdict}: {check.finding}" for check in report.checks}
 
 
-@pytest.mark.parametrize("nodes", [1, pytest.param(None, marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "nodes", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(None, marks=pytest.mark.deep)]
+)
 def test_nodes_of_a_launch_are_looked_at(spark_cluster: SparkSession, nodes: int | None) -> None:
     report = sparkdl.doctor(spark_cluster, nodes, framework="plain", paths=["/etc"], tls=True)
     found = findings(report)
@@ -43,6 +45,7 @@ def test_problems_do_not_hide_each_other(
     assert found["launch"].startswith("skipped: a launch would fail")
 
 
+@pytest.mark.smoke
 def test_job_that_never_ends_is_cancelled(
     spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ def test_node_killed_between_begin_and_commit_leaves_the_checkpoint_before(tmp_p
     assert min(steps_in(tmp_path)) == 4, "nothing is half"
 
 
+@pytest.mark.smoke
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 def test_training_goes_on_while_pytorch_saves_and_its_end_waits(tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ def gather(args: Any, ctx: NodeContext) -> list[int]:
     return [int(sum(ctx.all_gather(step))) for step in range(3)]
 
 
+@pytest.mark.smoke
 def test_driver_within_one_call_that_keeps_pythons_lock_loses_nobody() -> None:
     """It is busy, in pandas for example, and not lost."""
     least_s = 4.0

@@ -60,6 +60,7 @@ def name_or_hang(args: None, ctx: NodeContext) -> str:
     return ctx.job_name
 
 
+@pytest.mark.smoke
 def test_ps_on_the_drivers_machine_takes_no_slot_of_spark(spark_cluster: SparkSession) -> None:
     options: dict[str, Any] = {"framework": "plain", "feeding": Feeding(fed=False)}
     with sparkdl.launch(

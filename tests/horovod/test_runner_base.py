@@ -45,6 +45,7 @@ def test_processes_of_this_machine_print_all_and_the_first_ones_value_is_returne
         assert f"[{rank}]<stderr>:first of {rank}\n[{rank}]<stderr>:second\n" in err
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "verbosity", ["log_callback_only", pytest.param("all", marks=pytest.mark.deep)]
 )

@@ -14,7 +14,7 @@ from tests.horovod import tensorflow_programs
 from tests.horovod.keras_programs import EPOCHS, STEPS, everything, goes_on_at_the_last_commit
 from tests.horovod.together import together
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.torch]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.torch, pytest.mark.smoke]
 
 _HOW: dict[str, Callable[[Any, Any], Any]] = {
     "Average": lambda a, b: (a + b) / 2,

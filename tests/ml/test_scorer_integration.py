@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from pyspark.sql import SparkSession, functions as f
 
 from sparkdl import predict
@@ -15,6 +16,7 @@ PARTITIONS = 4
 SIZE = 64
 
 
+@pytest.mark.smoke
 def test_slots_share_one_process_and_spark_repeats_what_it_loses(
     spark_cluster: SparkSession, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def hold_slot(begun: Path) -> None:
         threading.Event().wait(0.1)
 
 
+@pytest.mark.smoke
 def test_clusters_launched_at_once_gather_in_the_slots_that_others_leave_and_are_fed_by_named_jobs(
     spark_local: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

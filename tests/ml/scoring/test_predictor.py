@@ -80,6 +80,7 @@ def test_process_holds_one_model_by_its_content(saved: Saved, tmp_path: Path) ->
     assert source_of(str(copy)) != before
 
 
+@pytest.mark.smoke
 def test_models_are_described_without_tensorflow_in_the_driver(
     saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,7 @@ def test_loaded_model_scores_sparse_vectors(spark_ml: SparkSession) -> None:
     assert [list(row.l__output) for row in found.collect()] == [[0, 4, 0], [2, 0, 6]]
 
 
+@pytest.mark.smoke
 def test_what_cannot_work_is_refused_before_anything_starts(spark_ml: SparkSession) -> None:
     from sparkdl.horovod.keras.callbacks import LearningRateWarmupCallback
 

@@ -54,6 +54,7 @@ def test_model_shows_the_kinds_of_its_outputs(spark_ml: SparkSession) -> None:
         assert list(row.z__output) == [row.w, row.w + 1]
 
 
+@pytest.mark.smoke
 def test_what_cannot_work_is_refused_before_anything_starts(spark_ml: SparkSession) -> None:
     frame = rows_of(spark_ml)
     cases: list[tuple[dict[str, Any], str]] = [
