@@ -35,8 +35,8 @@ class Meetings:
         self._sockets: list[socket.socket] = []
 
     @property
-    def is_waited_at(self) -> bool:
-        return self._barrier.n_waiting > 0
+    def waiting(self) -> int:
+        return self._barrier.n_waiting
 
     def __enter__(self) -> Meetings:
         self._threads[0].start()

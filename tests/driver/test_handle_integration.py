@@ -142,7 +142,7 @@ def test_cluster_that_has_ended_gives_its_processes_back_by_itself_and_still_ans
 
 def test_results_that_are_still_being_read_keep_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
     use_settings(monkeypatch, stay_s=0.0)
-    rows = [f"{number:09}" * 1_000 for number in range(2000)]  # more than a connection buffers
+    rows = [f"{number:09}" * 4_000 for number in range(2000)]  # more than a connection buffers
     with launch(double, nodes=1) as cluster:
         agent = processes()["worker:0"].agent
         results = cluster.infer(rows)

@@ -59,13 +59,13 @@ class Files:
 
 
 def read(args: dict[str, Any], ctx: NodeContext) -> list[list[int]]:
-    """Return the rows of each step of all epochs; a node stands still after its first step."""
+    """Return the rows of each step of all epochs; nodes may stand still after the first one."""
     feed, steps = args["feed"], list[list[int]]()
     batches = ctx.batches(4, ["x"], feed, even=True)
     while ctx.has_epoch(feed):
         for batch in batches:
             steps.append(batch["x"].tolist())
-            if ctx.rank and len(steps) == 1 and "held" in args:
+            if len(steps) == 1 and "held" in args:
                 meet(args["held"])
     return steps
 
@@ -108,12 +108,12 @@ def test_micro_batch_that_a_stop_interrupts_comes_again_as_a_whole(
 ) -> None:
     files, offsets = Files(spark_cluster, tmp_path), str(tmp_path / "offsets")
     train = partial(on_spark.cluster.train_stream, feed=feed, checkpoint_location=offsets)
-    for rows in (1, 602):  # the first waits for more; feeders of the second wait for a node
+    for rows in (1, 602):  # the first waits for more; the second is more than nodes can hold
         files.write(rows, wide=1 << 13)
-    with Meetings() as held:
+    with Meetings(size=3) as held:
         on_spark.begin(read, {"held": held.port, "feed": feed})
         query = train(files.stream())
-        assert until(lambda: held.is_waited_at, SOON_S), "no node is at the meeting"
+        assert until(lambda: held.waiting == 2, SOON_S), "the nodes do not stand still"
         query.stop()
         assert (query.isActive, query.exception()) == (False, None)
         assert until(lambda: ": 1 rows too few for a step" in caplog.text, SOON_S)

@@ -360,7 +360,7 @@ def test_files_are_read_once_or_for_each_epoch_if_they_do_not_fit(
     nodes.begin(read_epochs, (feed, 2))
     report = nodes.cluster.feed(f"{folder}/*.parquet", 2, feed)
     assert (report.epochs, report.passes) == (2, passes)
-    assert report.rows == {"worker:0": 1200, "worker:1": 1200}
+    assert sum(report.rows.values()) == 2400  # a node that is late leaves rows to the other
     assert (report.rows_used, report.rows_unused) == (2400, 0)
     assert each_once(nodes.ended(feed), 1200)
 
