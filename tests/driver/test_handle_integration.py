@@ -23,7 +23,7 @@ from sparkdl.driver.lifecycle.state import has_ended
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
-from tests.doubles.map_funs import double, hang
+from tests.doubles.map_funs import hang
 from tests.doubles.nodes import SOON_S, all_gone, launch, processes, use_settings
 
 # results
@@ -142,11 +142,20 @@ def test_cluster_that_has_ended_gives_its_processes_back_by_itself_and_still_ans
 
 def test_results_that_are_still_being_read_keep_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
     use_settings(monkeypatch, stay_s=0.0)
-    rows = [f"{number:09}" * 4_000 for number in range(2000)]  # more than a connection buffers
+    rows = [f"{number:09}" * 5_000 for number in range(2000)]  # more than a connection buffers
+
+    def double(args: None, ctx: NodeContext) -> None:
+        feed, count = ctx.get_data_feed(train_mode=False), 0
+        while not feed.should_stop():
+            feed.batch_results([2 * row for row in feed.next_batch(100)])
+            count += 100
+            ctx.report(count)
+
     with launch(double, nodes=1) as cluster:
         agent = processes()["worker:0"].agent
         results = cluster.infer(rows)
         assert next(results) == 2 * rows[0]
+        assert cluster.reported(1999, SOON_S)[0] == 2000, "not all rows are there"
         cluster.end_feeds()
         told_to_go = Deadline.after(SOON_S)
         assert cluster._controller.wait_for(
