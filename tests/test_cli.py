@@ -53,6 +53,7 @@ def test_program_runs_in_several_processes(
         assert f"[{rank}]<stdout>:found {arguments} rank {rank} of 2: 3" in said
 
 
+@pytest.mark.smoke
 def test_status_is_that_of_the_program_that_failed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -241,6 +241,7 @@ def test_a_server_that_is_gone_or_never_answers_harms_no_training(
     assert sparkdl.mlflow.flush(SOON_S)
 
 
+@pytest.mark.smoke
 def test_nothing_is_tracked_once_it_is_disabled(choose: Choose, tmp_path: Path) -> None:
     choose(f"sqlite:///{tmp_path}/runs.db", "disabled")
     sparkdl.mlflow.autolog()

@@ -67,6 +67,7 @@ def check_record(folder: Path) -> None:
     assert states == ["gathering", "running", "finished", "stopping", "stopped"]
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("no_dashboard_stays")
 def test_pages_open_for_who_has_the_token_and_no_training_waits_for_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

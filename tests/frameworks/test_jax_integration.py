@@ -91,7 +91,9 @@ def fail(rank: int, ctx: NodeContext) -> None:
     multihost_utils.sync_global_devices("the other one has failed")
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "rank", [pytest.param(0, marks=pytest.mark.smoke), pytest.param(1, marks=pytest.mark.deep)]
+)
 def test_exception_of_one_node_is_the_root_cause(rank: int) -> None:
     with pytest.raises(NodeFailedError) as caught, launch(fail, rank, framework="jax") as cluster:
         cluster.results(_SOON_S)

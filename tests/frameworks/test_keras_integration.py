@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,24 +46,19 @@ def program(args: tuple[str, Path], ctx: NodeContext) -> Any:
 # the shim
 
 
+def ran(pair: Lab, factory: pytest.TempPathFactory, name: str) -> Results:
+    pair.begin(program, (name, factory.mktemp(name)))
+    return pair.results()
+
+
 @pytest.fixture(scope="module")
-def programs(pair: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
-    """What the programs gave that the pair ran, one after the other."""
-    folder, found = tmp_path_factory.mktemp("programs"), {}
-    for name in ("keras_trains", "keras_saves"):
-        pair.begin(program, (name, folder))
-        found[name] = pair.results()
-    return found
+def trained(pair: Lab, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return ran(pair, tmp_path_factory, "keras_trains")
 
 
-@pytest.fixture
-def trained(programs: dict[str, Results]) -> Results:
-    return programs["keras_trains"]
-
-
-@pytest.fixture
-def saved(programs: dict[str, Results]) -> Results:
-    return programs["keras_saves"]
+@pytest.fixture(scope="module")
+def saved(pair: Lab, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return ran(pair, tmp_path_factory, "keras_saves")
 
 
 @pytest.mark.parametrize("case", ["arrays", "dicts", "stream", "executions"])
@@ -122,6 +116,7 @@ def test_model_without_strategy_trains_beside_a_cluster(trained: Results) -> Non
     assert [result["dicts"]["predicted"] for result in trained] == [5, 5]
 
 
+@pytest.mark.smoke
 def test_only_the_chief_saves(saved: Results) -> None:
     chief, worker = (result["saves"] for result in saved)
     assert chief["files"] == [
@@ -135,6 +130,7 @@ def test_only_the_chief_saves(saved: Results) -> None:
     assert worker["files"] == []
 
 
+@pytest.mark.smoke
 def test_only_the_chief_writes_checkpoints(saved: Results) -> None:
     chief, worker = (result["checkpoints"] for result in saved)
     assert chief["own"] == ["1.keras", "2.keras"]
@@ -143,10 +139,12 @@ def test_only_the_chief_writes_checkpoints(saved: Results) -> None:
     assert worker["path_kept"]
 
 
+@pytest.mark.smoke
 def test_backup_of_keras_is_refused_on_several_workers(saved: Results) -> None:
     assert ["sparkdl.keras.Checkpoint(ctx)" in result["backup"] for result in saved] == [True] * 2
 
 
+@pytest.mark.smoke
 def test_private_files_are_deleted(saved: Results) -> None:
     assert [result["left"] for result in saved] == [[], []]
 
@@ -253,6 +251,7 @@ def test_neither_layers_nor_models_without_a_strategy_take_the_rows_of_one_node(
         assert "fit outside of a distribution strategy: 2 nodes share the rows of" in found[3]
 
 
+@pytest.mark.smoke
 def test_fit_that_is_stopped_early_ends_the_feeds_it_reads(pair: Lab) -> None:
     feeds = {"feed": "stopped", "eval": "stopped-eval"}
     pair.begin(fit, {**feeds, "stop_after": 2, "epochs": 1000})
@@ -303,37 +302,6 @@ def beyond(args: None, ctx: NodeContext) -> dict[str, Any]:
     for reader in readers_of(fed("long")):
         reader.terminate()
     return {**found, "refused": refused}
-
-
-@pytest.mark.deep  # with two workers test_two_workers_end_fit_at_the_same_epoch is the proof
-def test_epochs_that_are_not_fed_are_not_trained_nor_evaluated(single: Lab) -> None:
-    single.begin(beyond, None)
-    cluster = single.cluster
-
-    def begin(feed: str, rows: int, epochs: int = 1) -> Any:
-        few = [table.select(["x", "y"]) for table in tables(rows)]
-        return cluster.feed_async(few, epochs, feed=f"keras-{feed}", timeout_s=SOON_S)
-
-    counted, long, evaluating = begin("counted", 160), begin("long", 20, 3), begin("eval", 20)
-    begin("input", 20, 2).result(SOON_S)
-    cluster.end_feeds("keras-input")
-    for rows in (20, 0, 20):
-        with nullcontext() if rows else pytest.raises(ConfigError, match="have no rows"):
-            begin("gaps", rows).result(SOON_S)
-    cluster.end_feeds("keras-gaps")
-    counted.result(SOON_S)
-    cluster.end_feeds("keras-counted")
-    evaluating.result(SOON_S)
-    cluster.end_feeds("keras-eval")
-    (found,) = single.results()
-    long.result(SOON_S)
-    assert len(found["input"]) == len(found["gaps"]) == len(found["counted"]) == 2
-    assert all(loss > 0 for name in ("input", "gaps", "counted") for loss in found[name])
-    assert found["best"] == min(found["input"])
-    said = "feed 'keras-input' ended after 2 epochs,"
-    assert all(said in text for text in found["refused"][:3])
-    assert len(found["refused"]) == 4
-    assert "feed 'keras-eval' ended after 1 epoch," in found["refused"][3]
 
 
 def test_two_workers_end_fit_at_the_same_epoch_and_with_it_all_its_feeds(

@@ -42,6 +42,7 @@ def trained(bed: Bed, driver_host: str, way: str = "plain") -> list[str]:
     return [str(host) for host in launched["hosts"]]
 
 
+@pytest.mark.smoke
 def test_nodes_are_known_by_the_address_that_is_reached_and_by_no_name(bed: Bed) -> None:
     for name in ("h1", "h2"):
         bed[name].add_address(f"{ELSEWHERE}/32", "lo")

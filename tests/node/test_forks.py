@@ -91,6 +91,7 @@ def test_restart_forks_children_of_a_process_that_has_imported_all(
     assert all_gone(servers)
 
 
+@pytest.mark.smoke
 def test_process_that_has_started_a_thread_is_not_forked(folder: Path) -> None:
     (folder / preloaded.STARTS_A_THREAD).touch()
     lines: list[LogLine] = []

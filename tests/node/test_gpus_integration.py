@@ -70,6 +70,7 @@ def folder_in(tmp_path: Path, name: str) -> Path:
     return folder
 
 
+@pytest.mark.smoke
 def test_clusters_at_once_share_a_hosts_gpus_but_no_gpu(host: Any, tmp_path: Path) -> None:
     uuids = host(4)
     one, two = folder_in(tmp_path, "one"), folder_in(tmp_path, "two")

@@ -52,6 +52,7 @@ def check(found: dict[str, str]) -> None:
     assert (found["active"], found["task"]) == ("gave None", "gave None")
 
 
+@pytest.mark.smoke
 def test_node_has_files_and_broadcasts_and_refuses_the_rest_of_spark(
     spark_local: SparkSession, tmp_path: Path
 ) -> None:

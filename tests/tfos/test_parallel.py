@@ -117,6 +117,7 @@ def test_runs_are_there_all_at_once_and_their_values_come_back(
     assert values == [{"run": 0}, {"run": 1}]
 
 
+@pytest.mark.smoke
 def test_error_of_a_run_is_told_with_its_own_traceback(
     spark_local: SparkSession,  # where a task that fails does so once, not four times
 ) -> None:

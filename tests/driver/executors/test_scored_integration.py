@@ -147,6 +147,7 @@ def test_results_of_a_dataframe_need_a_schema_and_start_no_job(
         cluster.infer(frame, schema="half double").collect()
 
 
+@pytest.mark.smoke
 def test_results_of_any_size_and_vectors_in(spark_local: SparkSession, scorer: Scorer) -> None:
     vectors = spark_local.createDataFrame(
         [(i, Vectors.dense(float(i))) for i in range(20)],
@@ -168,6 +169,7 @@ def test_misfit_names_the_column_and_the_value(spark_local: SparkSession, scorer
     assert cluster.infer(frame.limit(5), schema="p float").count() == 5  # the cluster lives
 
 
+@pytest.mark.smoke
 def test_action_on_results_says_the_cause_also_when_the_nodes_have_gone(
     spark_local: SparkSession, scorer: Scorer
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,6 @@ from sparkdl.ml.estimators.keras_train import with_softmax
 from sparkdl.ml.scoring.keras_objects import saved
 from sparkdl.ml.scoring.model import KerasModel
 from tests.doubles import sessions
-from tests.doubles.programs import output_of
 from tests.doubles.sessions import SparkSessions
 from tests.ml.train_fns import FEATURES, classifier, halving, read_all
 
@@ -164,23 +162,6 @@ def test_saved_pipeline_scores_as_the_trained_model_and_is_loaded_with_its_summa
     assert [row.t for row in rows] == pytest.approx(totals[:, 0], rel=1e-4, abs=1e-5)
     assert [row.g[0] for row in rows] == pytest.approx(gaps[:, 0], rel=1e-4, abs=1e-5)
     scored.unpersist()
-
-
-@pytest.mark.deep
-@pytest.mark.usefixtures("spark_ml")
-def test_saved_pipeline_is_loaded_in_a_process_without_its_code(trained: Trained) -> None:
-    code = (
-        "from pyspark.sql import SparkSession; from pyspark.ml import PipelineModel;"
-        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')"
-        ".getOrCreate();"
-        f"model = PipelineModel.load({str(trained.folder / 'pipeline')!r}); stage=model.stages[-1];"
-        "rows = spark.createDataFrame([[0.5, 0.5]] * 3, ['a', 'c']);"
-        "print(len(stage.history['loss']), model.transform(rows).select('t').collect())"
-    )
-    said = output_of(sys.executable, "-c", code, cwd=trained.folder, timeout_s=200)
-    epochs, _, rows = said.strip().splitlines()[-1].partition(" ")
-    assert int(epochs) == EPOCHS
-    assert rows.count("Row(t=") == 3
 
 
 @pytest.mark.smoke

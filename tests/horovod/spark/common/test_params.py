@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark.common.params import EstimatorParams, ModelParams
-from tests.doubles.lazy import needs
 
 
 def test_parameters_have_horovods_defaults() -> None:
@@ -32,24 +28,3 @@ def test_output_columns_are_named_after_the_labels() -> None:
     model = ModelParams(label_columns=["y", "z"])
     assert model.getOutputCols() == ["y__output", "z__output"]
     assert model.setOutputCols(["a", "b"]).getOutputCols() == ["a", "b"]
-
-
-@needs("lightning")
-@pytest.mark.torch
-@pytest.mark.deep  # it imports Lightning, for a text
-def test_optimizer_beside_a_lightning_module_is_refused() -> None:
-    import torch
-    from lightning.pytorch import LightningModule
-
-    from sparkdl.horovod.spark.lightning import TorchEstimator
-
-    def check(**options: Any) -> None:
-        TorchEstimator(feature_cols=["x"], label_cols=["y"], **options)._check_params()
-
-    check(model=LightningModule())
-    with pytest.raises(ConfigError, match="`loss` cannot be specified with a `LightningModule`"):
-        check(model=LightningModule(), loss=[len])
-    with pytest.raises(
-        ConfigError, match=r"is a Linear, but must be a LightningModule: .*TorchEstimator"
-    ):
-        check(model=torch.nn.Linear(2, 1))

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from pyspark.ml import Pipeline, PipelineModel
-from pyspark.ml.functions import vector_to_array
-from pyspark.ml.linalg import SparseVector, Vectors, VectorUDT
-from pyspark.sql.types import DoubleType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.spark.common.backend import SparkBackend
-from sparkdl.horovod.spark.common.store import Store
-from tests.horovod.spark.common.linear import WEIGHTS, rows_of, settings, with_wrong_rows
+from tests.horovod.spark.common.linear import rows_of, settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,80 +37,6 @@ def estimator(**options: Any) -> Any:
         **options,
     }
     return KerasEstimator(**settings(**given))
-
-
-@pytest.mark.deep  # that of PyTorch is the proof of the processes; KerasEstimator's, of the fit
-def test_loaded_pipeline_fits_two_outputs_to_transformed_rows_of_parquet_files(
-    spark_ml: SparkSession, tmp_path: Path
-) -> None:
-    import keras
-    import pandas as pd
-
-    frame = rows_of(spark_ml)
-    store = Store.create(str(tmp_path))
-    with_wrong_rows(frame).where("is_val = 0").write.parquet(store.train_path)
-    frame.where("is_val = 1").write.parquet(store.val_path)
-
-    def doubled(rows: Any) -> Any:
-        rows["z"] = [values * 2 for values in rows["x"]]
-        return pd.concat([rows, rows])  # without an index of its own
-
-    made = estimator(
-        model=linear(2),
-        loss=[lambda y, p: keras.ops.mean(keras.ops.square(y - p), -1), "mse"],
-        loss_weights=[1.0, 0.5],
-        metrics=[["mae"], []],
-        run_id="run",
-        feature_cols=["z"],
-        label_cols=["y", "n"],
-        transformation_fn=doubled,
-        validation=0.1,
-        sample_weight_col="w",
-        num_proc=None,
-        callbacks=[keras.callbacks.TensorBoard(), keras.callbacks.TerminateOnNaN()],
-    )
-    path = str(tmp_path / "saved")
-    Pipeline(stages=[made]).write().save(path)
-    loaded: Any = Pipeline.load(path).getStages()[0]
-    loaded.setBackend(SparkBackend(2)).setStore(store)
-    model = loaded.fit_on_parquet({loaded.epochs: 4})
-    history = model.getHistory()
-    assert {"loss", "val_loss"} <= set(history)
-    assert any(name.startswith("val_") and name.endswith("mae") for name in history)
-    assert len(history["loss"]) == 4
-    assert history["val_loss"][-1] < 0.5 < history["loss"][0]
-    net = model.getModel()
-    assert np.allclose(net.get_weights()[0][:, 0], WEIGHTS / 2, atol=0.1)
-    assert net.compiled
-    assert model.getRunId() == "run"
-    assert list((tmp_path / "runs" / "run" / "logs").rglob("*tfevents*"))
-
-    PipelineModel([model]).write().save(f"{path}-model")
-    same: Any = PipelineModel.load(f"{path}-model").stages[0]
-    rows = frame.withColumn("z", vector_to_array(frame.x))
-    scored = same.setOutputCols(["a", "b"]).transform(rows)
-    assert isinstance(scored.schema["b"].dataType, DoubleType)
-    found = scored.select("z", "y", "a", "b").collect()
-    assert all(abs(row.a - row.y / 2) < 0.5 for row in found)
-    expected = net(np.array([row.z for row in found], np.float32))
-    for name, values in zip("ab", expected, strict=True):
-        np.testing.assert_allclose([row[name] for row in found], np.ravel(values), rtol=1e-5)
-    with pytest.raises(ConfigError, match=r"must have one name for each label: y, n"):
-        same.setOutputCols(["a"]).transform(frame)
-
-
-@pytest.mark.deep
-def test_loaded_model_scores_sparse_vectors(spark_ml: SparkSession) -> None:
-    import keras
-
-    from sparkdl.horovod.spark.keras import KerasModel
-
-    net = keras.Sequential([keras.Input([3]), keras.layers.Rescaling(2.0)])
-    model = KerasModel(model=net, feature_columns=["v"], label_columns=["l"], _floatx="float32")
-    vectors = [(SparseVector(3, {1: 2.0}),), (Vectors.dense(1, 0, 3),)]
-    found = model.transform(spark_ml.createDataFrame(vectors, ["v"]))
-    assert isinstance(found.schema["l__output"].dataType, VectorUDT)
-    assert [list(row.l__output) for row in found.collect()] == [[0, 4, 0], [2, 0, 6]]
 
 
 @pytest.mark.smoke

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.ml.linalg import VectorUDT
-from pyspark.sql.types import DoubleType
 
 from sparkdl.core.errors import ConfigError
 from tests.horovod.spark.common.linear import rows_of, settings
@@ -32,26 +30,6 @@ def estimator(model: Any = None, **options: Any) -> Any:
         **options,
     }
     return TorchEstimator(**settings(**given))
-
-
-@pytest.mark.deep  # TorchModel of sparkdl.ml scores, and Horovod's programs transform
-def test_model_shows_the_kinds_of_its_outputs(spark_ml: SparkSession) -> None:
-    import torch
-
-    from sparkdl.horovod.spark.torch import TorchModel
-
-    class Two(torch.nn.Module):  # type: ignore[misc]
-        def forward(self, x: Any, w: Any) -> Any:
-            return x.sum(1, keepdim=True), torch.stack([w, w + 1], 1)
-
-    frame = rows_of(spark_ml)
-    model = TorchModel(model=Two(), feature_columns=["x", "w"], label_columns=["n", "z"])
-    scored = model.transform(frame)
-    assert isinstance(scored.schema["n__output"].dataType, DoubleType)
-    assert isinstance(scored.schema["z__output"].dataType, VectorUDT)
-    for row in scored.collect():
-        assert row.n__output == pytest.approx(sum(row.x), abs=1e-5)
-        assert list(row.z__output) == [row.w, row.w + 1]
 
 
 @pytest.mark.smoke
