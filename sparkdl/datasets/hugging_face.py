@@ -14,6 +14,7 @@ import pyarrow as pa
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.datasets.torch import called_by_accelerate, let_accelerate_keep_batches, plain
 from sparkdl.feed.reader.batches import Columns, EpochBatches
+from sparkdl.values.tensors import no_sparse
 
 _ONE_FOR_ONE = ("SelectColumnsIterable", "FormattedExamplesIterable")
 _log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ def hf_dataset(batches: EpochBatches, is_resumed: bool = False) -> Any:
             f"tail={batches.tail!r}: must be 'drop' in ctx.hf_dataset, because trainers "
             "batch its rows again, and all nodes must take the same number of steps"
         )
+    no_sparse(batches.sparse, "in ctx.hf_dataset, whose rows are lists")
     try:
         library = import_module("datasets")
         iterables = import_module("datasets.iterable_dataset")

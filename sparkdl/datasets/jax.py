@@ -22,7 +22,8 @@ from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
 from sparkdl.datasets.mesh import equal_share
 from sparkdl.datasets.tensorflow import Fed
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
-from sparkdl.values.tensors import as_numbers, check_shared, no_tensor
+from sparkdl.values.columns import is_csr, places
+from sparkdl.values.tensors import as_numbers, check_shared, no_sparse, no_tensor
 
 if TYPE_CHECKING:
     import jax
@@ -66,6 +67,8 @@ class JaxBatches:
     def __post_init__(self) -> None:
         if self.prefetch < 0:
             raise ConfigError(f"prefetch={self.prefetch} must be at least 0")
+        if self._global is not None:
+            no_sparse(self.batches.sparse, "with sharding=...")
         if self._global is not None and self._global.processes > 1:
             check_shared(self.batches.pad)
 
@@ -84,6 +87,7 @@ class JaxBatches:
         """
         if self.sharding is not None:
             raise ConfigError("Keras shards its training data itself: leave out sharding=...")
+        no_sparse(self.batches.sparse, "in Keras on JAX")
         return keras_data(self.batches, self.x, self.y)
 
     def __iter__(self) -> Iterator[Any]:
@@ -103,10 +107,12 @@ class JaxBatches:
             yield ahead.popleft()
         next(steps, None)
 
-    def _put(self, name: str, column: np.ndarray) -> jax.Array:
+    def _put(self, name: str, column: np.ndarray) -> Any:
         """Begin to copy a column to its device or devices."""
         import jax
 
+        if is_csr(column):
+            return _sparse(name, column)
         array = numbers(name, column)
         if self._global is None:
             return jax.device_put(array)
@@ -203,6 +209,23 @@ def numbers(name: str, column: np.ndarray) -> np.ndarray:
             f"column {name!r}: microseconds take 64 bits: set jax_enable_x64, or feed seconds"
         )
     return array.astype(dtype, copy=False)
+
+
+def _sparse(name: str, column: Any) -> Any:
+    """Return a `csr_array` as a BCOO, filled up with places outside of it, which JAX ignores.
+
+    The number of values is a power of two, because XLA compiles for each.
+    """
+    import jax
+    from jax.experimental.sparse import BCOO
+
+    many = 1 << max(0, column.nnz - 1).bit_length()
+    where = np.tile(np.array(column.shape, np.int32), (many, 1))
+    where[: column.nnz] = places(column)
+    values = np.zeros(many, column.dtype)
+    values[: column.nnz] = column.data
+    parts = (jax.device_put(numbers(name, values)), jax.device_put(where))
+    return BCOO(parts, shape=column.shape, indices_sorted=True, unique_indices=True)
 
 
 def _same(array: Any) -> Any:

@@ -12,7 +12,7 @@ from sparkdl.core.errors import FeedTypeError, SparkdlError
 from sparkdl.core.patch import Function, Patch
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.values.columns import Columns, is_text, objects_in
+from sparkdl.values.columns import Columns, is_csr, is_text, objects_in, places
 from sparkdl.values.ndarrays import Array
 from sparkdl.values.tensors import MASK, as_numbers, no_tensor
 
@@ -148,6 +148,8 @@ def spec_of(name: str, column: Array, rows: int | None) -> Any:
     """Return what a column is as a tensor; `rows` is the fixed size of a batch, if it has one."""
     import tensorflow as tf
 
+    if is_csr(column):
+        return tf.SparseTensorSpec((rows, column.shape[1]), column.dtype)
     column = as_numbers(name, column)
     if column.dtype == object and not is_text(column.reshape(-1)):
         raise no_tensor(name, column, "TensorFlow")
@@ -161,7 +163,7 @@ def tensors(columns: Columns, specs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tensor(name: str, column: Array, spec: Any) -> Any:
-    column = as_numbers(name, column)
+    column = column if is_csr(column) else as_numbers(name, column)
     dtype, inner = np.dtype(spec.dtype.as_numpy_dtype), spec.shape.as_list()[1:]
     sizes = column.shape[1:]
     fits = len(inner) == len(sizes) and all(
@@ -173,7 +175,13 @@ def _tensor(name: str, column: Array, spec: Any) -> Any:
             f"{objects_in(column)} now. Feed rows of one type and shape, or, for arrays of any "
             f"length, pad={{{name!r}: None}}"
         )
-    return column
+    return _sparse(column) if is_csr(column) else column
+
+
+def _sparse(column: Any) -> tf.SparseTensor:
+    import tensorflow as tf
+
+    return tf.SparseTensor(places(column), column.data, column.shape)
 
 
 def let_strategies_keep_batches() -> None:

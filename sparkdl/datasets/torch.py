@@ -20,8 +20,8 @@ from sparkdl.datasets.mesh import equal_share, same_rows
 from sparkdl.datasets.tensorflow import readers_of
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.values.columns import Columns, is_text
-from sparkdl.values.tensors import as_numbers, check_shared, no_tensor
+from sparkdl.values.columns import Columns, is_csr, is_text
+from sparkdl.values.tensors import as_numbers, check_shared, no_sparse, no_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +73,7 @@ def torch_dataset(
             patch.apply()
     if shared is not None:
         check_shared(batches.pad)
+        no_sparse(batches.sparse, "with mesh=..., whose nodes exchange arrays")
     made: Any = _make(x, y, batches, shared)
     made._sparkdl_is_resumed = is_resumed
     return cast("IterableDataset[Any]", made)
@@ -191,6 +192,7 @@ def _loader_of_rows(dataset: _FeedDataset, loader: Any) -> Any:
             f"{batches.batch_size}; with a Trainer set per_device_train_batch_size and "
             "per_device_eval_batch_size to it"
         )
+    no_sparse(batches.sparse, "in a Trainer, which takes rows")
     dataset.gives_rows = True
     names = ("num_workers", "collate_fn", "prefetch_factor", "persistent_workers")
     options = {name: getattr(loader, name) for name in names}
@@ -331,6 +333,8 @@ def _make(*parts: Any) -> IterableDataset[Any]:
 
 
 def _plain(name: str, column: np.ndarray) -> np.ndarray | list[Any]:
+    if is_csr(column):
+        return column
     column = as_numbers(name, column)
     if column.dtype.kind in "biufc":
         # PyTorch knows this machine's byte order alone.
@@ -350,7 +354,7 @@ def _is_ragged(column: np.ndarray) -> bool:
 def _own(columns: Plain) -> Plain:
     """Copy the arrays shared with the feed: a tensor can be written to."""
     return {
-        name: column if isinstance(column, list) else np.array(column, order="C")
+        name: column if isinstance(column, list) or is_csr(column) else np.array(column, order="C")
         for name, column in columns.items()
     }
 
@@ -370,6 +374,11 @@ def _as_tensors(columns: Plain) -> Plain:
 def torch_from(name: str, column: np.ndarray) -> Any:
     import torch
 
+    if is_csr(column):
+        csr: Any = column
+        parts = [np.array(part, np.int64) for part in (csr.indptr, csr.indices)]
+        numbers = map(torch.from_numpy, [*parts, np.array(csr.data)])
+        return torch.sparse_csr_tensor(*numbers, size=csr.shape, check_invariants=True)
     try:
         return torch.from_numpy(column)
     except TypeError as error:

@@ -102,6 +102,7 @@ class NodeContext(LegacyContext):
         seed: int = 0,
         pad: Padding | None = None,
         steps: int | None = None,
+        sparse: Sequence[str] = (),
     ) -> EpochBatches:
         """Return the feed as batches of numpy arrays; each `iter` is one epoch, or a whole stream.
 
@@ -139,6 +140,9 @@ class NodeContext(LegacyContext):
             steps: each `iter` has this many batches, and the next one continues, over the end of
                 an epoch; fewer come only at the feed's end. By default an `iter` is an epoch,
                 and one that is left early begins again, in another order if it is shuffled.
+            sparse: columns of Spark ML vectors that stay sparse: each is a
+                `scipy.sparse.csr_array` float64 `[rows, size]`. Others are made dense, a batch at
+                a time. Rows that `tail="pad"` adds are empty. Needs SciPy.
 
         Returns:
             Dicts of arrays `[rows, …]`, read-only views of the received data where its layout
@@ -154,11 +158,11 @@ class NodeContext(LegacyContext):
         if not isinstance(feed, ParquetPaths):
             reader = self._link.feeds.reader(feed)
             names = None if names is None else tuple(names)
-            return EpochBatches(reader, batch_size, names, *order, pad or {}, steps)
+            return EpochBatches(reader, batch_size, names, *order, pad or {}, steps, sparse)
         files = parquet(feed.paths, feed.columns if names is None else names, feed.options)
         own_files = self._link.feeds.own_files(self._spec.settings.feeding.memory_nbytes)
         reader = own_files.reader
-        batches = EpochBatches(reader, batch_size, files.columns, *order, pad or {}, steps)
+        batches = EpochBatches(reader, batch_size, files.columns, *order, pad or {}, steps, sparse)
         paths = tuple(map(self.absolute_path, files.paths))
         is_trainer = self.member.role.is_trainer
         sharers = self.world.trainers if is_trainer else (self.member,)
@@ -191,6 +195,7 @@ class NodeContext(LegacyContext):
         seed: int = 0,
         pad: Padding | None = None,
         steps: int | None = None,
+        sparse: Sequence[str] = (),
     ) -> tf.data.Dataset:
         """Return the feed as a `tf.data.Dataset`; each iteration is one epoch.
 
@@ -206,6 +211,7 @@ class NodeContext(LegacyContext):
             x: column of the features, or several for a dict of features.
             y: column or columns of the labels.
             even, tail, shuffle, seed, pad, steps: see `batches`.
+            sparse: columns of vectors that are each a `tf.SparseTensor`, see `batches`.
 
         Returns:
             Elements `(x, y)`, with `tail="pad"` `(x, y, sample_weight)`, as `model.fit` takes them;
@@ -219,7 +225,7 @@ class NodeContext(LegacyContext):
         patch_fit_for_feeds()
         columns = _wanted(x, y) or None
         order = (even, tail, shuffle, seed)
-        batches = self.batches(batch_size, columns, feed, *order, pad, steps)
+        batches = self.batches(batch_size, columns, feed, *order, pad, steps, sparse)
         return tf_dataset(batches, x, y, ahead=2)
 
     def torch_dataset(
@@ -242,7 +248,9 @@ class NodeContext(LegacyContext):
             mesh: nodes at the same place along its data axes get the same batches of `batch_size`
                 rows, of which each reads an equal share. See docs/jax.md.
             data_axis: the axis, or axes, along which the rows differ.
-            options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, `steps`, see `batches`.
+            options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, `steps`, see `batches`; and
+                `sparse`, columns of vectors that are each a `torch.sparse_csr_tensor`; not with
+                a mesh.
 
         Returns:
             Elements `(x, y)`, with `tail="pad"` `(x, y, sample_weight)`; `x` alone without `y`;
@@ -303,7 +311,9 @@ class NodeContext(LegacyContext):
             sharding: of all columns over the devices of all nodes; the local device by default.
                 `batch_size` is how many rows one node's devices hold. See docs/jax.md.
             prefetch: batches put onto the device in advance.
-            options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, `steps`, see `batches`.
+            options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, `steps`, see `batches`; and
+                `sparse`, columns of vectors that are each a `jax.experimental.sparse.BCOO`; not
+                with a sharding.
         """
         from sparkdl.datasets.jax import JaxBatches
 

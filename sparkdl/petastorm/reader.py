@@ -144,7 +144,7 @@ def _columns(
     batches: Iterator[pa.RecordBatch], transform: TransformSpec | None, threads: int
 ) -> Generator[Columns, None, None]:
     if transform is None:
-        yield from map(to_columns, batches)
+        yield from (to_columns(batch, packs=True) for batch in batches)
         return
     pool = ThreadPoolExecutor(threads, "sparkdl-transform")
     ahead: deque[Future[Columns]] = deque()

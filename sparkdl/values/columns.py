@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc  # `Array.flatten` imports it at the first batch otherwise
 
-from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError
 from sparkdl.values.ndarrays import (
     Array,
+    csr_parts,
     dense_vectors,
     has_sparse,
     is_list,
@@ -29,13 +31,13 @@ Columns = dict[str, Array]
 
 
 class Packed:
-    """Vectors [rows, …] as Arrow has them: sparse ones may be small.
+    """Vectors, or arrays of them, [rows, …] as Arrow has them: sparse ones may be small.
 
-    It can be cut and reordered like an array, and `unpacked` makes it one.
+    It can be cut and reordered like an array, and `unpacked` makes it one, or a `csr_array`.
     """
 
-    def __init__(self, column: pa.Array, where: str) -> None:
-        self._column, self._where = column, where
+    def __init__(self, column: pa.Array, where: str, is_csr: bool = False) -> None:
+        self._column, self._where, self._is_csr = column, where, is_csr
 
     def __len__(self) -> int:
         return len(self._column)
@@ -43,14 +45,15 @@ class Packed:
     def __getitem__(self, rows: slice | Array) -> Packed:
         """Return some rows: a slice without a copy, or those at places int64 `[rows]`."""
         part = self._column[rows] if isinstance(rows, slice) else self._column.take(pa.array(rows))
-        return Packed(part, self._where)
+        return Packed(part, self._where, self._is_csr)
 
     @property
     def nbytes(self) -> int:
         return int(self._column.nbytes)
 
     def joined(self, others: Sequence[Packed]) -> Packed:
-        return Packed(pa.concat_arrays([self._column, *(p._column for p in others)]), self._where)
+        column = pa.concat_arrays([self._column, *(p._column for p in others)])
+        return Packed(column, self._where, self._is_csr)
 
     def like(self, part: Any) -> Packed:
         """Return vectors as these are: dense ones may come as float64 `[rows, size]`."""
@@ -59,7 +62,36 @@ class Packed:
         return Packed(nest_vectors(part, self._column.type), self._where)
 
     def array(self) -> Array:
-        return convert(self._column, None, self._where)
+        make = as_csr if self._is_csr else convert
+        return make(self._column, where=self._where)
+
+
+def is_csr(column: Any) -> bool:
+    """Return whether a column is scipy's `csr_array` [rows, size], as `sparse=` asks for."""
+    return hasattr(column, "indptr")
+
+
+def places(csr: Any) -> Array:
+    """Return row and column of each value of a `csr_array`, int64 [values, 2]."""
+    rows = np.repeat(np.arange(csr.shape[0]), np.diff(csr.indptr))
+    return np.stack([rows, csr.indices], axis=1)
+
+
+def csr_array() -> Callable[..., Any]:
+    """Return scipy's class, or raise a `FrameworkMissingError`."""
+    try:
+        made: Callable[..., Any] = import_module("scipy.sparse").csr_array
+    except (ImportError, AttributeError) as error:
+        raise FrameworkMissingError(
+            f"sparse= needs SciPy 1.8 or later on every node ({error}): pip install scipy"
+        ) from error
+    return made
+
+
+def as_csr(column: pa.Array, where: str) -> Any:
+    """Return ML vectors as a `csr_array` [rows, size], a view of Arrow's memory where possible."""
+    parts, shape = _of_one_size(csr_parts, column, where)
+    return csr_array()(parts, shape=shape)
 
 
 def unpacked(columns: Mapping[str, Any]) -> Columns:
@@ -68,7 +100,10 @@ def unpacked(columns: Mapping[str, Any]) -> Columns:
 
 
 def to_columns(
-    batch: pa.RecordBatch, columns: Sequence[str] | None = None, packs: bool = False
+    batch: pa.RecordBatch,
+    columns: Sequence[str] | None = None,
+    packs: bool = False,
+    sparse: Sequence[str] = (),
 ) -> Columns:
     """Return columns of a batch as arrays, by name.
 
@@ -82,10 +117,12 @@ def to_columns(
         columns: which columns; None means all. The name of a struct means all its fields.
         packs: columns with sparse vectors are `Packed`, in place of arrays, which may
             be a hundred times as large.
+        sparse: columns of vectors that are `Packed` in any case, and become a `csr_array`.
 
     Raises:
         ConfigError: if there is no such column.
-        FeedTypeError: if a column cannot be an array, see `convert`, or two have one name.
+        FeedTypeError: if a column cannot be an array, see `convert`, or two have one name; if one
+            of `sparse` holds no vectors.
     """
     parts = _parts(batch)
     found: Columns = {}
@@ -102,11 +139,33 @@ def to_columns(
                     "one before feeding (df.withColumnRenamed), or drop them"
                 )
             where = f"column {name!r}"
-            if packs and is_vector(column.type) and not column.null_count and has_sparse(column):
+            if name in sparse and not column.null_count:  # which `convert` refuses
+                if not is_vector(column.type):
+                    raise FeedTypeError(
+                        f"{where} holds {column.type}: sparse= takes columns of Spark ML vectors "
+                        "alone. Feed vectors (pyspark.ml.functions.array_to_vector, "
+                        "VectorAssembler), or leave it out of sparse="
+                    )
+                found[name] = cast(Array, Packed(column, where, is_csr=True))
+            elif packs and not column.null_count and _may_be_sparse(column):
                 found[name] = cast(Array, Packed(column, where))
             else:
                 found[name] = convert(column, codec, where)
+    if batch.num_columns and (missing := [name for name in sparse if name not in found]):
+        raise ConfigError(
+            f"sparse= names {missing[0]!r}: must name columns that are read, which are "
+            f"{', '.join(found)}"
+        )
     return found
+
+
+def _may_be_sparse(column: pa.Array) -> bool:
+    kind = column.type
+    if is_vector(kind):
+        return has_sparse(column)
+    while is_list(kind):
+        kind = kind.value_type
+    return is_vector(kind)
 
 
 def concat(parts: Sequence[Mapping[str, Array]]) -> Columns:
@@ -296,15 +355,22 @@ def _lists(column: pa.Array, element: Codec | None, where: str) -> Array:
 
 def _structs(column: pa.Array, where: str) -> Array:
     if is_vector(column.type):
-        try:
-            return dense_vectors(column)
-        except ValueError as error:
-            raise FeedTypeError(f"{where} holds {error}; they must have one size") from None
+        return cast(Array, _of_one_size(dense_vectors, column, where))
     raise FeedTypeError(
         f"{where} is a {column.type}, which is no array. Feed its parts as separate columns, "
         "for example df.select('name.*') for a struct or df.select(col('name')['key']) for a "
         "map, or name the columns that are wanted"
     )
+
+
+def _of_one_size(make: Callable[[pa.Array], Any], column: pa.Array, where: str) -> Any:
+    try:
+        return make(column)
+    except ValueError as error:
+        raise FeedTypeError(
+            f"{where} holds {error}, which must have one size. Make all rows by one fitted "
+            "transformer (CountVectorizerModel, HashingTF), or leave the other rows out"
+        ) from None
 
 
 def _arrays(column: pa.Array, _codec: Codec, _where: str) -> Array:

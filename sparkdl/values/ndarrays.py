@@ -178,21 +178,44 @@ def has_sparse(column: pa.Array) -> bool:
 
 def dense_vectors(column: pa.Array) -> Array:
     """Return ML vectors of equal size as float64 [rows, size], sparse ones filled up."""
+    counts, is_sparse, width = _layout(column)
+    values = _flat(column.field("values"))
+    if not is_sparse.any():
+        return values.reshape(len(column), width)
+    dense = np.zeros((len(column), width))
+    # Arrays as long as the values are few: those of dense rows may be as large as the result.
+    row_of = np.repeat(np.flatnonzero(is_sparse), counts[is_sparse])
+    from_sparse = np.repeat(is_sparse, counts)
+    dense[row_of, _flat(column.field("indices"))] = values[from_sparse]
+    dense[~is_sparse] = values[~from_sparse].reshape(-1, width)
+    return dense
+
+
+def csr_parts(column: pa.Array) -> tuple[tuple[Array, Array, Array], tuple[int, int]]:
+    """Return ML vectors of equal size as the arrays of a CSR matrix, and its shape [rows, size].
+
+    The arrays are the values, their columns int32, and int64 `[rows + 1]` where each row begins.
+    All elements of a dense vector are values; those of a sparse one are as they are stored.
+    """
+    counts, is_sparse, width = _layout(column)
+    columns = _flat(column.field("indices"))
+    if not is_sparse.all():
+        from_sparse = np.repeat(is_sparse, counts)
+        stored, columns = columns, np.empty(len(from_sparse), np.int32)
+        columns[from_sparse] = stored
+        columns[~from_sparse] = np.tile(np.arange(width, dtype=np.int32), (~is_sparse).sum())
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    return (_flat(column.field("values")), columns, starts), (len(column), width)
+
+
+def _layout(column: pa.Array) -> tuple[Array, Array, int]:
+    """Return how many values each vector stores, which are sparse, and the size of all."""
     counts = lengths(column.field("values"))
     is_sparse = column.field("type").to_numpy() == _SPARSE
     sizes = np.where(is_sparse, np.asarray(column.field("size").fill_null(0)), counts)
     if len(sizes) and sizes.min() != sizes.max():
         raise ValueError(f"vectors of {sizes.min()} to {sizes.max()} elements")
-    width = int(sizes[0]) if len(sizes) else 0
-    values = _flat(column.field("values"))
-    if not is_sparse.any():
-        return values.reshape(len(column), width)
-    dense = np.zeros((len(column), width))
-    row_of = np.repeat(np.arange(len(column)), counts)
-    from_sparse = is_sparse[row_of]
-    dense[row_of[from_sparse], _flat(column.field("indices"))] = values[from_sparse]
-    dense[~is_sparse] = values[~from_sparse].reshape(-1, width)
-    return dense
+    return counts, is_sparse, int(sizes[0]) if len(sizes) else 0
 
 
 def factory(module: str, name: str) -> Any:

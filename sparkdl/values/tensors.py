@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -54,6 +54,14 @@ def check_shared(padding: Padding) -> None:
         raise ConfigError(
             f"pad={dict(padding)}: the nodes share arrays, which need one length on all of them. "
             "Give a number instead of None"
+        )
+
+
+def no_sparse(sparse: Sequence[str], where: str) -> None:
+    if sparse:
+        raise ConfigError(
+            f"sparse={list(sparse)}: cannot be used {where}. Leave it out: vectors are then made "
+            "dense, one batch at a time"
         )
 
 

@@ -14,7 +14,7 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.datasets.jax import GlobalRows, JaxBatches
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.node.context import NodeContext
-from tests.doubles.feeds import Arrivals
+from tests.doubles.feeds import Arrivals, vectors
 from tests.doubles.nodes import launch
 
 pytestmark = pytest.mark.jax
@@ -39,6 +39,19 @@ def test_elements_are_arrays_on_the_device() -> None:
     assert [part.dtype for part in first] == [np.float32, np.int8]  # no 64 bits by default
     assert first[0].tolist() == [0, 1, 2, 3]
     assert second[1].tolist() == [4, 5]
+
+
+def test_sparse_vectors_stay_sparse_and_batches_share_a_few_shapes() -> None:
+    with Arrivals() as it:
+        it.batch(vectors(0, 9, 4))
+        it.end_epoch(0)
+        batches = EpochBatches(it.reader, 3, sparse=("x",))
+        found = list(JaxBatches(batches, "x", "y"))
+        with pytest.raises(ConfigError, match=r"sparse=\['x'\]: cannot be used in Keras on JAX"):
+            JaxBatches(batches).as_keras()
+    assert [x.todense().tolist() for x, _ in found][2] == [[6, 0, 0, 1], [7, 0, 0, 1], [8, 0, 0, 1]]
+    assert {x.nse for x, _ in found} == {8}
+    assert (found[0][0].T @ found[0][1]).tolist() == [5, 0, 0, 3]
 
 
 @pytest.mark.parametrize("column", [["a", "b"], [[1], [1, 2]], [["a"], ["b"]]])

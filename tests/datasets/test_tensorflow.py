@@ -12,7 +12,7 @@ import pytest
 from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.store.buffer import AppendRequest
-from tests.doubles.feeds import Arrivals, LocalNode, Running, labelled, numbers
+from tests.doubles.feeds import Arrivals, LocalNode, Running, labelled, numbers, vectors
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -49,6 +49,26 @@ def test_elements_have_the_types_of_the_rows() -> None:
         assert dataset(it, "x", "y").element_spec == (features, labels)
         assert dataset(it, ["x", "s"], "y").element_spec == ({"x": features, "s": names}, labels)
         assert dataset(it, "x", ["y", "s"]).element_spec == (features, {"y": labels, "s": names})
+
+
+def test_sparse_vectors_stay_sparse_and_keras_trains_on_them() -> None:
+    import keras
+    import tensorflow as tf
+
+    from sparkdl.datasets.tensorflow import tf_dataset
+
+    with Arrivals() as it:
+        it.batch(vectors(0, 9, 4))
+        it.end_epoch(0)
+        it.batch(vectors(0, 9, 4), 1)
+        it.end_epoch(1)
+        data = tf_dataset(EpochBatches(it.reader, 4, sparse=("x",)), "x", "y")
+        assert data.element_spec[0] == tf.SparseTensorSpec((None, 4), tf.float64)
+        rows = [row for x, _ in data for row in tf.sparse.to_dense(x).numpy().tolist()]
+        assert rows == [[row, 0, 0, 1] for row in range(9)]
+        model = keras.Sequential([keras.Input((4,), sparse=True), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        assert [model.train_on_batch(x, y) for x, y in data]
 
 
 def test_peek_at_the_first_batch_loses_no_rows() -> None:

@@ -23,7 +23,7 @@ import pytest
 from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError, UnfedError
 from sparkdl.datasets.torch import _loader_of_rows, let_accelerate_keep_batches, torch_dataset
 from sparkdl.feed.reader.batches import EpochBatches
-from tests.doubles.feeds import Arrivals, labelled
+from tests.doubles.feeds import Arrivals, labelled, vectors
 from tests.doubles.lazy import needs
 
 if TYPE_CHECKING:
@@ -51,6 +51,24 @@ def loader(it: Arrivals, workers: int = 2, **options: Any) -> DataLoader[Any]:
         multiprocessing_context="fork" if workers else None,
         **options,
     )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|invariant)")
+def test_sparse_vectors_stay_sparse_in_workers_too(workers: int) -> None:
+    import torch
+
+    with Arrivals() as it:
+        it.batch(vectors(0, 9, 4))
+        it.end_epoch(0)
+        data = torch_dataset(EpochBatches(it.reader, 4, sparse=("x",)), "x", "y")
+        found = [
+            (x.layout, (x @ torch.eye(4, dtype=x.dtype)).tolist(), y.tolist())
+            for x, y in torch.utils.data.DataLoader(data, batch_size=None, num_workers=workers)
+        ]
+    assert {layout for layout, *_ in found} == {torch.sparse_csr}
+    assert [row for _, x, _ in found for row in x] == [[row, 0, 0, 1] for row in range(9)]
+    assert [row for *_, y in found for row in y] == list(range(9))
 
 
 def feed(it: Arrivals, epochs: int, count: int) -> None:

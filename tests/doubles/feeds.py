@@ -68,6 +68,26 @@ def labelled(start: int, stop: int) -> pa.RecordBatch:
     return pa.record_batch(columns | {"y": np.arange(start, stop), "s": names})
 
 
+def vectors(start: int, stop: int, width: int, depth: int = 0) -> pa.RecordBatch:
+    """Return vectors "x" of two values, the row's number among them; dense in every third row."""
+    rows = range(start, stop)
+    dense = [row % 3 == 2 and width < 10 for row in rows]
+    values = [
+        [row, *[0] * (width - 2), 1] if d else [row, 1] for row, d in zip(rows, dense, strict=True)
+    ]
+    parts = [
+        pa.array([int(d) for d in dense], pa.int8()),
+        pa.array([None if d else width for d in dense], pa.int32()),
+        pa.array([[] if d else [0, width - 1] for d in dense], pa.list_(pa.int32())),
+        pa.array(values, pa.list_(pa.float64())),
+    ]
+    names = ["type", "size", "indices", "values"]
+    x = pa.StructArray.from_arrays(parts, names)
+    if depth:
+        x = pa.ListArray.from_arrays(pa.array(range(len(x) + 1), pa.int32()), x)
+    return pa.record_batch({"x": x, "y": [*rows]})
+
+
 def item(
     batch: pa.RecordBatch, number: int, epoch: int = 0, exchange: str = "", is_last: bool = False
 ) -> Item:

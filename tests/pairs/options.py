@@ -122,6 +122,7 @@ EXCLUDED = {
     "tensorboard": "it takes seconds to import; its own tests start it",
     "options": "of data sets: those of ctx.batches",
     "mesh data_axis sharding": "of worlds of PyTorch and JAX: tests/frameworks",
+    "sparse": "of vectors: tests/feed/reader/test_batches.py tries it with shuffle, tail and even",
     "callbacks": "with max_restarts one kills a node",
     "probability_col raw_prediction_col": "of classifiers",
     "input_mapping output_mapping input_shapes loss_weights custom_objects":

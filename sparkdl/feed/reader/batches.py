@@ -17,7 +17,16 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.consumed import Origin, Part, part_of, positions_of
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader, too_few_rows
-from sparkdl.values.columns import Packed, concat, is_within, slice_columns, to_columns, unpacked
+from sparkdl.values.columns import (
+    Packed,
+    concat,
+    csr_array,
+    is_csr,
+    is_within,
+    slice_columns,
+    to_columns,
+    unpacked,
+)
 from sparkdl.values.tensors import Padding, check_padding, padded, stored
 
 SAMPLE_WEIGHT = "sample_weight"
@@ -80,6 +89,7 @@ class EpochBatches:
         seed: of the random order, which differs from epoch to epoch, and where one begins again.
         pad: columns whose rows are filled up to one length, see `tensors.padded`.
         steps: each `iter` has this many batches, see `_Passes`.
+        sparse: columns of vectors that become a `csr_array`; rows of weight 0 are empty in them.
         convert: takes each batch, as it is handed out.
         stored: the columns that are read of the feed.
     """
@@ -93,6 +103,7 @@ class EpochBatches:
     seed: int = 0
     pad: Padding = field(default_factory=dict)
     steps: int | None = None
+    sparse: Sequence[str] = ()
     convert: Callable[[Columns], Columns] | None = None
     _carried: list[_Part] = field(default_factory=list, init=False, repr=False, compare=False)
     _carried_by_node: dict[int, int] = field(
@@ -113,11 +124,27 @@ class EpochBatches:
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps={self.steps} must be at least 1, or None for a whole epoch")
         check_padding(self.pad)
+        self._check_sparse()
         self.stored = stored(self.columns, self.pad)
+
+    def _check_sparse(self) -> None:
+        if not isinstance(self.sparse, list | tuple):
+            raise ConfigError(
+                f"sparse={self.sparse!r}: must be a list of the names of columns of vectors, like "
+                "sparse=['features']"
+            )
+        if both := [name for name in self.sparse if name in self.pad]:
+            raise ConfigError(
+                f"sparse= and pad= name {both[0]!r}: pad= fills up arrays of different lengths, "
+                "and vectors have one size. Leave it out of pad="
+            )
+        self.sparse = tuple(self.sparse)  # equal options continue an iteration
+        if self.sparse:
+            csr_array()
 
     def sample(self, batch: pa.RecordBatch) -> Columns:
         """Return the rows of a segment as a batch of the epoch has them; of vectors the first."""
-        found: dict[str, Any] = to_columns(batch, self.stored, packs=True)
+        found: dict[str, Any] = to_columns(batch, self.stored, True, self.sparse)
         few = {n: c[: self.batch_size] if isinstance(c, Packed) else c for n, c in found.items()}
         return self._completed(unpacked(few), batch.num_rows, 0)
 
@@ -321,7 +348,7 @@ class _Epoch:
         return epoch is not None
 
     def _gather(self, item: Item) -> None:
-        columns = to_columns(item.batch(), self._of.stored, packs=True)
+        columns = to_columns(item.batch(), self._of.stored, True, self._of.sparse)
         if item.skip:
             columns = slice_columns(columns, item.skip, item.segment.rows)
         origin = None if item.origin is None else item.origin + item.skip
@@ -384,7 +411,11 @@ class _Epoch:
     def _filled(self, columns: Columns, rows: int, repeated: int) -> Columns:
         if repeated:
             order = np.concatenate([np.arange(rows), np.zeros(repeated, np.int64)])
-            columns = {name: array[order] for name, array in columns.items()}
+            empty = repeated * (self._of.tail == "pad")
+            columns = {
+                name: _with_empty(array[:rows], empty) if empty and is_csr(array) else array[order]
+                for name, array in columns.items()
+            }
         return self._of._completed(columns, rows, repeated)
 
     def _finish(self) -> Iterator[Step]:
@@ -417,6 +448,13 @@ class _Epoch:
             self.continues = mark is not None and mark.goes_on
             if not self.continues:
                 self._reader.registry.watch.epoch_over(self._reader.feed)
+
+
+def _with_empty(rows: Any, many: int) -> Any:
+    """Return a `csr_array` with that many rows without values at the end."""
+    starts = np.append(rows.indptr, np.full(many, rows.indptr[-1]))
+    shape = (rows.shape[0] + many, rows.shape[1])
+    return type(rows)((rows.data, rows.indices, starts), shape=shape)
 
 
 class GatheredRows:

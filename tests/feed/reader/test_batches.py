@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
 from sparkdl.control.channel import Consumed, Reclaim
-from sparkdl.core.errors import ConfigError, EndOfFeedError
+from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError, FrameworkMissingError
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.cursor import HEAD_STEPS
-from tests.doubles.feeds import FEED, Arrivals, Running
+from tests.doubles.feeds import FEED, Arrivals, Running, vectors
 
 
 def values(batches: Iterator[Any] | EpochBatches) -> list[list[int]]:
@@ -140,28 +140,11 @@ def test_pressure_that_comes_while_an_epoch_is_padded_is_forgotten_with_it_and_t
 # batches
 
 
-def sparse(start: int, stop: int, width: int) -> pa.RecordBatch:
-    """Return vectors "x" of two values, the row's number among them; dense in every third row."""
-    rows = range(start, stop)
-    dense = [row % 3 == 2 and width < 10 for row in rows]
-    values = [
-        [row, *[0] * (width - 2), 1] if d else [row, 1] for row, d in zip(rows, dense, strict=True)
-    ]
-    parts = [
-        pa.array([int(d) for d in dense], pa.int8()),
-        pa.array([None if d else width for d in dense], pa.int32()),
-        pa.array([[] if d else [0, width - 1] for d in dense], pa.list_(pa.int32())),
-        pa.array(values, pa.list_(pa.float64())),
-    ]
-    names = ["type", "size", "indices", "values"]
-    return pa.record_batch({"x": pa.StructArray.from_arrays(parts, names), "y": [*rows]})
-
-
 @pytest.mark.parametrize("shuffle", [False, True, 5])
 def test_sparse_and_dense_vectors_are_rows_of_one_array(shuffle: bool | int) -> None:
     with Arrivals() as it:
         for start, stop in ((0, 7), (7, 8), (8, 9), (9, 20)):  # row 8 is dense
-            it.batch(sparse(start, stop, 4))
+            it.batch(vectors(start, stop, 4))
         it.end_epoch(0)
         x, y = [], []
         for batch in EpochBatches(it.reader, 3, ("x", "y"), shuffle=shuffle):
@@ -172,22 +155,71 @@ def test_sparse_and_dense_vectors_are_rows_of_one_array(shuffle: bool | int) -> 
         assert sorted(y) == list(range(20))
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_sparse_rows_take_the_memory_of_a_batch_and_not_of_what_arrived(shuffle: bool) -> None:
+@pytest.mark.parametrize(
+    ("depth", "options"),
+    [(0, {}), (0, {"shuffle": True}), (0, {"tail": "pad"}), (1, {}), (1, {"shuffle": True})],
+    ids=str,
+)
+def test_sparse_rows_take_the_memory_of_a_batch_and_not_of_what_arrived(
+    depth: int, options: dict[str, Any]
+) -> None:
+    """At depth 1 rows are arrays of vectors."""
     width, size = 100_000, 4
     with Arrivals() as it:
-        for start in range(0, 400, 200):  # 160 MB each if it were dense
-            it.batch(sparse(start, start + 200, width))
+        for start in range(0, 402, 201):  # 160 MB each if it were dense
+            it.batch(vectors(start, start + 201, width, depth))
         it.end_epoch(0)
-        batches = EpochBatches(it.reader, size, shuffle=shuffle)
+        batches = EpochBatches(it.reader, size, **options)
         tracemalloc.start()
         try:
-            seen = [int(row[0]) for batch in batches for row in batch["x"]]
+            seen = [int(row.flat[0]) for batch in batches for row in batch["x"]]
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert sorted(seen) == list(range(400))
-        assert peak < 4 * size * width * 8
+        assert {*seen} == {*range(402)}
+        assert peak < 3 * size * width * 8 + 200_000
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": 5}, {"tail": "pad"}, {"is_even": True}])
+def test_vectors_that_stay_sparse_are_csr_arrays_of_the_same_rows(options: dict[str, Any]) -> None:
+    with Arrivals() as it:
+        for start, stop in ((0, 7), (7, 8), (8, 9), (9, 20)):  # row 8 is dense
+            it.batch(vectors(start, stop, 4))
+        it.end_epoch(0, {0: 20, 1: 26})
+        found: list[Any] = list(EpochBatches(it.reader, 6, sparse=("x",), **options))
+    assert all(each["x"].shape == (len(each["y"]), 4) for each in found)
+    x = [row for each in found for row in each["x"].toarray().tolist()]
+    y = [row for each in found for row in each["y"].tolist()]
+    weights = [w for each in found for w in each.get("sample_weight", [1] * len(each["y"]))]
+    assert x == [[row, 0, 0, 1] if w else [0] * 4 for row, w in zip(y, weights, strict=True)]
+    assert sorted(row for row, w in zip(y, weights, strict=True) if w)[-20:] == [*range(20)]
+    if "is_even" in options:
+        assert len(found) == 5, "as many steps as the other node"
+
+
+def test_sparse_options_and_columns_that_do_not_fit_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Arrivals() as it:
+        for options, reason in (
+            ({"sparse": "x"}, "sparse='x': must be a list of the names of columns"),
+            ({"sparse": ("x",), "pad": {"x": 4}}, "sparse= and pad= name 'x'"),
+        ):
+            with pytest.raises(ConfigError, match=reason):
+                EpochBatches(it.reader, 4, **options)
+        it.batch(vectors(0, 3, 4))
+        it.batch(vectors(3, 5, 7))
+        it.end_epoch(0)
+        for name, error, reason in (
+            ("z", ConfigError, "sparse= names 'z': must name columns that are read, which are x"),
+            ("y", FeedTypeError, "column 'y' holds int64: sparse= takes columns of Spark ML vect"),
+            ("x", FeedTypeError, "column 'x' holds vectors of 4 to 7 elements, which must have"),
+        ):
+            with pytest.raises(error, match=reason):
+                list(EpochBatches(it.reader, 4, sparse=(name,)))
+        monkeypatch.setitem(sys.modules, "scipy.sparse", None)
+        with pytest.raises(FrameworkMissingError, match=r"sparse= needs SciPy.*pip install scipy"):
+            EpochBatches(it.reader, 4, sparse=("x",))
 
 
 @given(st.lists(st.integers(1, 12), max_size=10), st.integers(1, 15), st.lists(st.booleans()))
