@@ -156,6 +156,8 @@ class ScorerClient:
         self._outputs = tuple(outputs)
         self._oom_kills = oom_kills()
         self._pieces: deque[tuple[Any, Any]] = deque()
+        self.is_async = False
+        """Whether the scorer runs an `async` function; unknown before the first answer."""
         with ExitStack() as stack:
             self._client = stack.enter_context(
                 flight.FlightClient(uri_of(name), generic_options=_OPTIONS)
@@ -210,8 +212,8 @@ class ScorerClient:
             _start(start, device, deadline)
         raise InferenceError(f"no scorer can be connected to within {_START_S:g} s")
 
-    def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> None:
-        """Send a piece, see `inputs_batch`."""
+    def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> Any:
+        """Send a piece, see `inputs_batch`; return it for `receive`."""
         batch = inputs_batch(values, given)
         piece = Piece(self._task, self._outputs)
         command = flight.FlightDescriptor.for_command(encode_piece(piece))
@@ -222,19 +224,21 @@ class ScorerClient:
             # The scorer reads it at once, also while the model is busy.
             writer.write_batch(batch)
             writer.done_writing()
+            return self._pieces[-1]
         except _LOST:
             raise ScorerLostError(self._ending()) from None
 
-    def receive(self) -> list[pa.Array]:
-        """Wait for the answer to the oldest piece without one, as long as the model takes."""
-        writer, reader = self._pieces[0]
+    def receive(self, piece: Any = None) -> list[pa.Array]:
+        """Wait for a piece's answer (the oldest piece's), as long as the model takes."""
+        writer, reader = piece = piece or self._pieces[0]
         try:
             answer = reader.read_chunk()
         except _LOST:
             raise ScorerLostError(self._ending()) from None
-        self._pieces.popleft()
+        self._pieces.remove(piece)
         _cancel(writer, reader)
         if answer.data is not None:
+            self.is_async = answer.app_metadata is not None
             return list(answer.data.columns)
         failed = msgspec.msgpack.decode(answer.app_metadata, type=Failed)
         raise (RowsFailedError if failed.is_loaded else InferenceError)(failed.text)

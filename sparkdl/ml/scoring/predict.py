@@ -62,6 +62,9 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
 
         predict(df, make, ["text"], "embedding array<float>", batch_size=64)
 
+    The function may be `async`, for requests to a server: up to 16 batches of a task are then in
+    flight, `batch_size` rows each, and the results keep the order of the rows.
+
     Before `make` runs, environment variables limit the worker to its share of the machine. It gets
     as many threads as the task has cores (`OMP_NUM_THREADS`, `TF_NUM_INTRAOP_THREADS`) and the GPUs
     assigned by Spark (`CUDA_VISIBLE_DEVICES`). TensorFlow takes only as much of a GPU's memory as

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from inspect import isawaitable, iscoroutine, iscoroutinefunction
 from typing import Any
 
 import cloudpickle
@@ -31,7 +36,7 @@ class Predictor:
     def __init__(
         self,
         signature: Signature,
-        run: Callable[[Mapping[str, Array]], Mapping[str, Any]],
+        run: Callable[[Mapping[str, Array]], Any],
         to_values: Callable[[Any], Any],
     ) -> None:
         self.signature = signature
@@ -42,7 +47,9 @@ class Predictor:
         self, inputs: Mapping[str, Array], wanted: Sequence[str] | None = None
     ) -> dict[str, Any]:
         """Return the wanted outputs for some rows; by name, text as objects."""
-        found = self._run(inputs)
+        return self._wanted(self._run(inputs), wanted)
+
+    def _wanted(self, found: Mapping[str, Any], wanted: Sequence[str] | None) -> dict[str, Any]:
         names = list(found) if wanted is None else wanted
         if unknown := [name for name in names if name not in found]:
             raise InferenceError(
@@ -56,19 +63,87 @@ class Predictor:
         self, values: Mapping[str, Array], outputs: Sequence[OutputColumn]
     ) -> list[pa.Array]:
         try:
-            rows = len(next(iter(values.values())))
-            found = self(values, [output.tensor for output in outputs])
-            for name, each in found.items():
-                shape = list(each.shape) if hasattr(each, "shape") else [len(each)]
-                if shape[:1] != [rows]:
-                    raise InferenceError(
-                        f"the model's output {name!r} has shape {shape} for {rows} rows; it must "
-                        "have one value for each row"
-                    )
-            return [output.column(found[output.tensor]) for output in outputs]
+            return self._columns(self._run(values), values, outputs)
         # A function of the user's may exit, which would end the worker without a reason.
         except (Exception, SystemExit) as error:
             raise RowsFailedError(in_words(error)) from error
+
+    def _columns(
+        self,
+        result: Mapping[str, Any],
+        values: Mapping[str, Array],
+        outputs: Sequence[OutputColumn],
+    ) -> list[pa.Array]:
+        rows = len(next(iter(values.values())))
+        found = self._wanted(result, [output.tensor for output in outputs])
+        for name, each in found.items():
+            shape = list(each.shape) if hasattr(each, "shape") else [len(each)]
+            if shape[:1] != [rows]:
+                raise InferenceError(
+                    f"the model's output {name!r} has shape {shape} for {rows} rows; it must "
+                    "have one value for each row"
+                )
+        return [output.column(found[output.tensor]) for output in outputs]
+
+
+Call = concurrent.futures.Future[list[pa.Array] | RowsFailedError]
+
+
+class AsyncPredictor(Predictor):
+    """An `async` function, which an event loop in a thread calls; `run` is a coroutine function.
+
+    The thread ends once nothing refers to the predictor, or with the process.
+    """
+
+    def __init__(self, run: Callable[[Mapping[str, Array]], Any]) -> None:
+        super().__init__(Signature((), ()), run, lambda values: values)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(
+            target=_serve, args=(self._loop,), name="sparkdl-async", daemon=True
+        ).start()
+        weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+
+    def columns(
+        self, values: Mapping[str, Array], outputs: Sequence[OutputColumn]
+    ) -> list[pa.Array]:
+        return answer_of(self.start(values, outputs))
+
+    def start(self, values: Mapping[str, Array], outputs: Sequence[OutputColumn]) -> Call:
+        """Start a call, which `answer_of` waits for, or `cancel` ends."""
+        return asyncio.run_coroutine_threadsafe(self._answer(values, outputs), self._loop)
+
+    async def _answer(
+        self, values: Mapping[str, Array], outputs: Sequence[OutputColumn]
+    ) -> list[pa.Array] | RowsFailedError:
+        try:
+            return self._columns(await self._run(values), values, outputs)
+        # Returned: asyncio logs an error that a cancelled call raises, and SystemExit ends a loop.
+        except (Exception, asyncio.CancelledError, SystemExit) as error:  # noqa: BLE001
+            return _rows_failed(error)
+
+
+def answer_of(call: Call) -> list[pa.Array]:
+    try:
+        found = call.result()
+    except concurrent.futures.CancelledError as error:  # before it began
+        found = _rows_failed(error)
+    if isinstance(found, RowsFailedError):
+        raise found
+    return found
+
+
+def _rows_failed(error: BaseException) -> RowsFailedError:
+    failed = RowsFailedError(in_words(error))
+    failed.__cause__ = error
+    return failed
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
 
 
 def load_function(source: ModelSource, share: Share | None) -> Predictor:
@@ -87,15 +162,28 @@ def load_function(source: ModelSource, share: Share | None) -> Predictor:
             "columns"
         )
 
-    def run(columns: Mapping[str, Array]) -> dict[str, Any]:
-        found = fn(dict(columns))
-        if hasattr(found, "keys"):  # a dict, a DataFrame of pandas
-            return {str(name): found[name] for name in found.keys()}  # noqa: SIM118
-        if len(names) == 1:
-            return {names[0]: found}
-        raise InferenceError(
-            f"the function returned a {type(found).__name__}, and schema= declares several "
-            f"columns: return a dict of {', '.join(names)}"
-        )
+    async def run(columns: Mapping[str, Array]) -> dict[str, Any]:
+        return _named(await fn(dict(columns)), names)
 
-    return Predictor(Signature((), ()), run, lambda values: values)
+    if iscoroutinefunction(fn) or iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
+        return AsyncPredictor(run)
+    return Predictor(
+        Signature((), ()), lambda columns: _named(fn(dict(columns)), names), lambda values: values
+    )
+
+
+def _named(found: Any, names: Sequence[str]) -> dict[str, Any]:
+    if isawaitable(found):
+        if iscoroutine(found):
+            found.close()
+        raise InferenceError(
+            f"the function returned a {type(found).__name__} to await: define it by `async def`"
+        )
+    if hasattr(found, "keys"):  # a dict, a DataFrame of pandas
+        return {str(name): found[name] for name in found.keys()}  # noqa: SIM118
+    if len(names) == 1:
+        return {names[0]: found}
+    raise InferenceError(
+        f"the function returned a {type(found).__name__}, and schema= declares several "
+        f"columns: return a dict of {', '.join(names)}"
+    )

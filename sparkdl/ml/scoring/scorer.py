@@ -30,7 +30,7 @@ from sparkdl.core.errors import in_words
 from sparkdl.core.imports import quick_imports
 from sparkdl.ml.scoring import client
 from sparkdl.ml.scoring.loaded import load
-from sparkdl.ml.scoring.predictor import Predictor, RowsFailedError
+from sparkdl.ml.scoring.predictor import AsyncPredictor, Call, Predictor, RowsFailedError, answer_of
 from sparkdl.ml.scoring.share import Share
 from sparkdl.node.gpus import claim_name
 from sparkdl.values.ndarrays import Array
@@ -69,6 +69,9 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
         self._tasks: set[int] = set()
         self._count = 0
         self._failed: set[int] = set()
+        self._is_async = False
+        self._calls: dict[Call, flight.ServerCallContext] = {}
+        """Of an `async` function; `_watch` cancels those of tasks that have ended."""
         self._is_closed = False
         """It takes no more tasks, and ends with the last one."""
 
@@ -83,17 +86,35 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
                 model = load(self._start.source, share)
         except (Exception, SystemExit) as error:  # noqa: BLE001 (each task raises it)
             model = client.Failed(f"it cannot be loaded: {in_words(error)}", False)
+        self._is_async = isinstance(model, AsyncPredictor)
         while rows := self._rows.get():
-            has_gone = rows.call.is_cancelled()
-            rows.answer.put(None if has_gone else self._answer(model, rows))
+            if rows.call.is_cancelled():
+                rows.answer.put(None)
+            elif isinstance(model, AsyncPredictor):
+                self._begin(model, rows)
+            else:
+                rows.answer.put(self._answer(model, rows))
 
-    def _answer(self, model: Predictor | client.Failed, rows: _Rows) -> Any:
+    def _begin(self, model: AsyncPredictor, rows: _Rows) -> None:
+        def answer(call: Call) -> None:
+            del self._calls[call]
+            has_gone = rows.call.is_cancelled()
+            rows.answer.put(None if has_gone else self._answer(call, rows))
+
+        call = model.start(rows.values, rows.piece.outputs)
+        self._calls[call] = rows.call
+        call.add_done_callback(answer)
+
+    def _answer(self, model: Predictor | Call | client.Failed, rows: _Rows) -> Any:
         if isinstance(model, client.Failed):
             # Not before a task knows why: one that comes later would start another scorer in vain.
             self._close()
             return model
         try:
-            columns = model.columns(rows.values, rows.piece.outputs)
+            if isinstance(model, Predictor):
+                columns = model.columns(rows.values, rows.piece.outputs)
+            else:
+                columns = answer_of(model)
         except RowsFailedError as error:
             self._failed.add(rows.piece.task)
             if len(self._failed) >= _MAX_FAILED:  # the model's state may be broken, or the GPU's
@@ -125,7 +146,10 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
             writer.write_metadata(msgspec.msgpack.encode(found))
         elif found is not None:
             writer.begin(found.schema)
-            writer.write_batch(found)
+            if self._is_async:
+                writer.write_with_metadata(found, b"async")
+            else:
+                writer.write_batch(found)
 
     def _join(self, reader: Any, writer: Any) -> None:
         with self._changed:
@@ -187,6 +211,9 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
         while True:
             passed = _pass_on(passed)
             has_owners = has_owners and all(owner.is_running() for owner in owners)
+            for call, context in list(self._calls.items()):
+                if context.is_cancelled():
+                    call.cancel()
             with self._changed:
                 if self._tasks:
                     used_s = time.monotonic()

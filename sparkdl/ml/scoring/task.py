@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -19,13 +20,16 @@ from sparkdl.ml.scoring.client import ScorerClient
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.inputs import InputColumn, input_values, valid_rows
 from sparkdl.ml.scoring.loaded import predictor
-from sparkdl.ml.scoring.predictor import RowsFailedError
+from sparkdl.ml.scoring.predictor import AsyncPredictor, Call, RowsFailedError, answer_of
 from sparkdl.ml.scoring.share import Sharing
 from sparkdl.ml.scoring.source import ModelSource
 from sparkdl.values.ndarrays import Array
 
-_MAX_PIECES = 2
-"""A task's unanswered batches: one being scored, one waiting. It bounds the memory."""
+_MAX_SHARED = 2
+"""A task's unanswered batches in a scorer: one being scored, one waiting. It bounds the memory."""
+
+MAX_ASYNC = 16
+"""A task's unanswered batches of an `async` function."""
 
 Columns = tuple[pa.Array, ...]
 """One array for each input, further ones as they are wanted."""
@@ -90,6 +94,80 @@ def _rows_named(first: int, last: int) -> str:
     return f"rows {first} to {last}" + (f", partition {context.partitionId()}" if context else "")
 
 
+Answer = Callable[[], list[pa.Array]]
+"""Waits for a batch's outputs; raises what it failed of."""
+
+
+@dataclass
+class _Part:
+    """Rows to score at once; `answer` is there once they are sent."""
+
+    start: int
+    columns: Columns
+    chunk: Chunk | None = None
+    answer: Answer | None = None
+
+    def halves(self) -> list[_Part]:
+        half = len(self.columns[0]) // 2
+        if not half:
+            return []
+        left, right = ([c.slice(*cut) for c in self.columns] for cut in ((0, half), (half,)))
+        return [_Part(self.start, tuple(left)), _Part(self.start + half, tuple(right))]
+
+
+class _Calls:
+    """A task's calls of the model, of this process or of a scorer; `close` cancels the rest."""
+
+    def __init__(self, score: Score) -> None:
+        self._score = score
+        self._device: str | None = None
+        self._scorer: ScorerClient | None = None
+        self._futures: set[Call] = set()
+        self._is_async = self._is_begun = False
+
+    @property
+    def window(self) -> int:
+        """The batches that may be sent and not answered; known better after the first one."""
+        if self._scorer is not None:
+            return MAX_ASYNC if self._scorer.is_async else _MAX_SHARED
+        return MAX_ASYNC if self._is_async else 1
+
+    def send(self, chunk: Chunk) -> Answer:
+        score = self._score
+        if not self._is_begun:
+            self._is_begun, self._device = True, score.sharing.own_device()
+        if self._device is not None:
+            self._scorer = self._scorer or ScorerClient.connect(
+                score.source, self._device, score.sharing.cores, score.outputs
+            )
+            return partial(self._scorer.receive, self._scorer.send(chunk.values, chunk.given))
+        # Asked for again: rows may come from another model's partition of this worker.
+        model = predictor(score.source)
+        self._is_async = isinstance(model, AsyncPredictor)
+        if not isinstance(model, AsyncPredictor):
+            return partial(model.columns, chunk.values, score.outputs)
+        call = model.start(chunk.values, score.outputs)
+        self._futures.add(call)
+        return partial(self._received, call)
+
+    def _received(self, call: Call) -> list[pa.Array]:
+        try:
+            return answer_of(call)
+        finally:
+            if call.done():  # else this task was interrupted, and `close` cancels it
+                self._futures.discard(call)
+
+    def close(self) -> None:
+        for call in self._futures:
+            call.cancel()
+        if self._scorer is not None:
+            self._scorer.close()
+
+
+def _raise(error: Exception) -> list[pa.Array]:
+    raise error
+
+
 @dataclass(frozen=True)
 class Score:
     """The scoring of a partition's rows; `model` is its name in errors. Goes to Spark.
@@ -107,92 +185,62 @@ class Score:
     error_col: str | None = None
 
     def answered(self, pieces: Iterable[Columns]) -> Iterator[tuple[Chunk, list[pa.Array]]]:
-        """Yield chunks with the outputs' columns, null where a row could not be scored."""
-        if self.error_col is not None:
-            yield from self._each_row(chunks(pieces, self.batch_size))
+        """Yield chunks with the outputs' columns, null where a row could not be scored.
+
+        With `error_col`, a batch that fails is scored again in halves, until the row that fails is
+        alone.
+        """
+        parts: deque[_Part] = deque()
+        """Not yielded: in the order of the rows, which is also that of sending but for halves."""
+
+        def new() -> Iterator[_Part]:
+            start = 0
+            for columns in chunks(pieces, self.batch_size):
+                parts.append(_Part(start, columns))
+                yield parts[-1]
+                start += len(columns[0])
+
+        following = new()
+        with closing(_Calls(self)) as calls:
+            while True:
+                unsent = [part for part in parts if part.answer is None]
+                count = len(parts) - len(unsent)
+                waiting = chain(unsent, following)
+                while count < calls.window and (part := next(waiting, None)) is not None:
+                    self._send(part, calls, parts[0])
+                    count += 1
+                if not parts:
+                    return
+                part, text = parts.popleft(), None
+                assert part.answer is not None
+                try:
+                    with self._explained(part.chunk):
+                        outputs = part.answer()
+                except (FeedTypeError, RowsFailedError) as error:
+                    if self.error_col is None:
+                        raise
+                    if halves := part.halves():
+                        parts.extendleft(reversed(halves))
+                        continue
+                    part.chunk, outputs = Chunk(part.start, part.columns, {}, {}, None), []
+                    text = str(error)
+                assert part.chunk is not None
+                answer = part.chunk.widened(outputs) if outputs else self._nulls(part.chunk)
+                if self.error_col is not None:
+                    answer.append(pa.array([text] * len(part.columns[0]), pa.string()))
+                yield part.chunk, answer
+
+    def _send(self, part: _Part, calls: _Calls, oldest: _Part) -> None:
+        try:
+            part.chunk = self._chunk(part.start, part.columns)
+        except FeedTypeError as error:
+            part.answer = partial(_raise, error)  # in its turn
             return
-        found = self._chunks(chunks(pieces, self.batch_size))
-        if (first := next(found, None)) is None:
-            return  # without loading the model
-        device = self.sharing.own_device()
-        rest = chain([first], found)
-        for chunk, columns in self._own(rest) if device is None else self._shared(device, rest):
-            yield chunk, chunk.widened(columns) if chunk.values else self._nulls(chunk)
-
-    def _own(self, found: Iterable[Chunk]) -> Iterator[tuple[Chunk, list[pa.Array]]]:
-        for chunk in found:
-            columns: list[pa.Array] = []
-            with self._explained(chunk):
-                # Asked for again: rows may come from another model's partition of this worker.
-                model = predictor(self.source)
-                if chunk.values:
-                    columns = model.columns(chunk.values, self.outputs)
-            yield chunk, columns
-
-    def _shared(
-        self, device: str, found: Iterable[Chunk]
-    ) -> Iterator[tuple[Chunk, list[pa.Array]]]:
-        """Score in a process for several workers."""
-        scorer = self._connected(device)
-        sent: deque[Chunk] = deque()
-
-        def received() -> tuple[Chunk, list[pa.Array]]:
-            with self._explained(sent[0]):
-                columns = scorer.receive() if sent[0].values else []
-            return sent.popleft(), columns
-
-        with closing(scorer):
-            for chunk in found:
-                sent.append(chunk)
-                if chunk.values:
-                    with self._explained(sent[0]):
-                        scorer.send(chunk.values, chunk.given)
-                if len(sent) >= _MAX_PIECES:
-                    yield received()
-            while sent:
-                yield received()
-
-    def _connected(self, device: str) -> ScorerClient:
-        with self._explained():
-            return ScorerClient.connect(self.source, device, self.sharing.cores, self.outputs)
-
-    def _each_row(self, found: Iterable[Columns]) -> Iterator[tuple[Chunk, list[pa.Array]]]:
-        """Score batches; if one fails, its halves, until the row that fails is alone."""
-        ask, start = None, 0
-        with ExitStack() as held:
-            for columns in found:
-                ask, parts = ask or self._asker(held), [columns]
-                while parts:
-                    part = parts.pop()
-                    rows, text = len(part[0]), None
-                    try:
-                        chunk = self._chunk(start, part)
-                        with self._explained():
-                            outputs = ask(chunk) if chunk.values else []
-                        answer = chunk.widened(outputs) if outputs else self._nulls(chunk)
-                    except (FeedTypeError, RowsFailedError) as error:
-                        if rows > 1:
-                            half = rows // 2
-                            parts.append(tuple(column.slice(half) for column in part))
-                            parts.append(tuple(column.slice(0, half) for column in part))
-                            continue
-                        chunk, text = Chunk(start, part, {}, {}, None), str(error)
-                        answer = self._nulls(chunk)
-                    yield chunk, [*answer, pa.array([text] * rows, pa.string())]
-                    start += rows
-
-    def _asker(self, held: ExitStack) -> Callable[[Chunk], list[pa.Array]]:
-        """Return what scores one batch after another, in this process or in the shared one."""
-        device = self.sharing.own_device()
-        if device is None:
-            return lambda chunk: predictor(self.source).columns(chunk.values, self.outputs)
-        scorer = held.enter_context(closing(self._connected(device)))
-
-        def ask(chunk: Chunk) -> list[pa.Array]:
-            scorer.send(chunk.values, chunk.given)
-            return scorer.receive()
-
-        return ask
+        if not part.chunk.values:
+            part.answer = list
+            return
+        with self._explained(oldest.chunk):
+            part.answer = calls.send(part.chunk)
 
     @contextmanager
     def _explained(self, chunk: Chunk | None = None) -> Iterator[None]:
@@ -200,7 +248,7 @@ class Score:
         try:
             yield
         except RowsFailedError as error:
-            if chunk is None:
+            if chunk is None or self.error_col is not None:
                 raise
             raise InferenceError(
                 f"{self.model} failed on {chunk.rows}: {error}"
@@ -210,12 +258,6 @@ class Score:
             raise ScorerLostError(f"{self.model} failed{where}: {error}") from None
         except InferenceError as error:
             raise InferenceError(f"{self.model}: {error}") from error.__cause__
-
-    def _chunks(self, found: Iterable[Columns]) -> Iterator[Chunk]:
-        start = 0
-        for columns in found:
-            yield self._chunk(start, columns)
-            start += len(columns[0])
 
     def _chunk(self, start: int, columns: Columns) -> Chunk:
         given = columns[: len(self.inputs)]

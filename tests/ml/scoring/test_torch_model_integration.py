@@ -169,6 +169,32 @@ def test_row_that_fails_has_its_error_and_the_others_their_results(
     assert skipped.count() == ROWS - 1
 
 
+@pytest.mark.parametrize("model_per", ["slot", "executor"])
+def test_calls_of_an_async_function_wait_for_one_another(frame: DataFrame, model_per: str) -> None:
+    def make() -> Any:
+        import asyncio
+
+        together, count = asyncio.Event(), 0
+
+        async def fn(columns: dict[str, Any]) -> Any:
+            nonlocal count
+            count += 1
+            if count == 10:
+                together.set()
+            if count > 2:  # a scorer's tasks learn by the first answer that it is async
+                await asyncio.wait_for(together.wait(), 30)
+            if 33 in columns["id"]:
+                raise ConnectionError("no answer")
+            return columns["id"] * 2
+
+        return fn
+
+    how: dict[str, Any] = {"batch_size": 1, "error_col": "why", "model_per": model_per}
+    found = predict(frame.coalesce(1), make, ["id"], "twice long", keep=["a.b"], **how).collect()
+    assert [row.twice for row in found] == [None if i == 33 else 2 * i for i in range(ROWS)]
+    assert [row.why for row in found if row.why] == ["ConnectionError: no answer"]
+
+
 def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame) -> None:
     import threading
 
