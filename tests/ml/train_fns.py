@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,26 +84,6 @@ def halving(notes: Path) -> list[Any]:
                 file.write(f"{epoch} {rate:.4f} {sorted(logs)}\n")
 
     return [Halving(), keras.callbacks.EarlyStopping(min_delta=1e9, patience=3)]
-
-
-def worsening(marker: Path | None) -> list[Any]:
-    """Return callbacks by which the second epoch is the best; one kills once, at the third.
-
-    Args:
-        marker: made by the process that dies; None kills none.
-    """
-    import keras
-
-    class Worsening(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.model.optimizer.learning_rate = 0.01 if epoch < 1 else 50.0
-            if epoch == 2 and marker is not None:
-                with suppress(FileExistsError):
-                    marker.touch(exist_ok=False)
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-    stopping = keras.callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True)
-    return [stopping, Worsening()]
 
 
 def curve(params: dict[str, Any], ctx: Any) -> Any:
