@@ -203,6 +203,7 @@ class FirstBatch:
     batch_size: int
     columns: dict[str, Any]
     pad: dict[str, int | None]
+    sparse: tuple[str, ...] = ()
 
     def ahead(self) -> Iterator[dict[str, Any]]:
         yield self.columns
