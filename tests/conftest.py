@@ -67,7 +67,8 @@ _SPARK_FIXTURES = {
 }
 _LARGEST = (
     *("spark_local", "spark_ml", "spark_cluster"),
-    *("spark_standalone", "001-test_keras_integration.py", "001-tensorflow", "spark_session_on"),
+    *("spark_standalone", "001-test_keras_integration.py", "001-tensorflow", "001-torch"),
+    "spark_session_on",
 )
 """Groups of tests that take longest, see `_group`: no worker may come to one of them last."""
 
@@ -174,10 +175,11 @@ def _group(item: pytest.Item) -> str:
     """Return which tests run on the same worker of pytest-xdist, which takes a group as a whole.
 
     They are a file's tests of one turn; or those that share a Spark session, since each worker that
-    had some of these would start JVMs of its own; or those that import TensorFlow here.
+    had some of these would start JVMs of its own; or those that import TensorFlow or PyTorch here.
     """
-    is_tensorflow = item.get_closest_marker("tensorflow") and "integration" not in item.path.name
-    name = "tensorflow" if is_tensorflow else item.path.name
+    name = item.path.name
+    if "integration" not in name:
+        name = next((m for m in ("tensorflow", "torch") if item.get_closest_marker(m)), name)
     return _spark_fixture(item) or f"{_turn(item):03}-{name}"
 
 

@@ -143,6 +143,7 @@ def told(wire: Transport) -> str:
     return str(info.value)
 
 
+@pytest.mark.smoke
 @pytest.mark.torch
 def test_all_learn_at_once_that_a_member_has_gone() -> None:
     with members(5, 60.0) as wires, ThreadPoolExecutor(5) as pool:

@@ -47,6 +47,7 @@ def test_rows_have_the_columns_types_and_a_look_at_the_first_takes_none() -> Non
         assert list(data) == list(data.map(lambda row: row)) == ROWS
 
 
+@pytest.mark.smoke
 def test_wrong_use_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.data import DataLoader
 

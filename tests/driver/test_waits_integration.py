@@ -102,6 +102,7 @@ def train_in_step(end: Path, ctx: NodeContext) -> None:
     ctx.barrier()
 
 
+@pytest.mark.smoke
 @pytest.mark.timeout(300)
 @pytest.mark.torch
 def test_nodes_are_seen_to_wait_for_the_one_that_is_late_in_each_step(tmp_path: Path) -> None:

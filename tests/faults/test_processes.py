@@ -104,6 +104,7 @@ def test_stopped_child_is_found_and_loses_no_row(
 # agents
 
 
+@pytest.mark.smoke
 def test_stopped_agent_is_given_up_after_its_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,7 @@ def send_and_die(owner: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.smoke
 def test_task_that_is_killed_neither_harms_others_nor_keeps_the_scorer(
     connect: Connect, owner: subprocess.Popen[bytes]
 ) -> None:

@@ -169,7 +169,7 @@ def test_row_that_fails_has_its_error_and_the_others_their_results(
     assert skipped.count() == ROWS - 1
 
 
-@pytest.mark.parametrize("model_per", ["slot", "executor"])
+@pytest.mark.parametrize("model_per", ["slot", pytest.param("executor", marks=pytest.mark.smoke)])
 def test_calls_of_an_async_function_wait_for_one_another(frame: DataFrame, model_per: str) -> None:
     def make() -> Any:
         import asyncio
