@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 
 import numpy as np
@@ -120,10 +120,13 @@ class _Calls:
 
     def __init__(self, score: Score) -> None:
         self._score = score
-        self._device: str | None = None
         self._scorer: ScorerClient | None = None
         self._futures: set[Call] = set()
-        self._is_async = self._is_begun = False
+        self._is_async = False
+
+    @cached_property
+    def _device(self) -> str | None:
+        return self._score.sharing.own_device()
 
     @property
     def window(self) -> int:
@@ -134,8 +137,6 @@ class _Calls:
 
     def send(self, chunk: Chunk) -> Answer:
         score = self._score
-        if not self._is_begun:
-            self._is_begun, self._device = True, score.sharing.own_device()
         if self._device is not None:
             self._scorer = self._scorer or ScorerClient.connect(
                 score.source, self._device, score.sharing.cores, score.outputs

@@ -23,12 +23,6 @@ def rows_of(spark: SparkSession) -> DataFrame:
     return frame.selectExpr("x", "cast(y as float) y", "cast(n as int) n", "w", "is_val")
 
 
-def with_wrong_rows(frame: DataFrame) -> DataFrame:
-    """Return these rows, and some of the weight 0 with wrong labels, to train on."""
-    wrong = frame.where("is_val = 0").limit(12)
-    return frame.union(wrong.selectExpr("x", "cast(y + 100 as float) y", "n", "0D w", "is_val"))
-
-
 def settings(**options: Any) -> dict[str, Any]:
     """Return parameters of an estimator of `y`; an option that is None leaves one out."""
     given = {

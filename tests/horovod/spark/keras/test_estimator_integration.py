@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.tensorflow, pytest.mark.torch]
 
 
-def linear(outputs: int = 1) -> Any:
+def linear() -> Any:
     import keras
 
     keras.utils.set_random_seed(0)
     x = keras.Input([2])
-    found = [keras.layers.Dense(1)(x) for _ in range(outputs)]
-    return keras.Model(x, found[0] if outputs == 1 else found)
+    return keras.Model(x, keras.layers.Dense(1)(x))
 
 
 def estimator(**options: Any) -> Any:
