@@ -13,6 +13,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 _place: Path | None = None
+SCRATCH, LEFT = "scratch", "left"
+"""A child's folder in that of its node; and within it, the files that the driver may fetch."""
 
 
 @contextmanager
@@ -37,6 +39,12 @@ def make_scratch_in(folder: Path) -> None:
 def scratch_of_child() -> Path | None:
     """Return the folder in which `scratch_folder` makes its own; `None` outside of a child."""
     return _place
+
+
+def left_folder() -> Path:
+    folder = (_place or Path(tempfile.gettempdir())) / LEFT
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def absolute_url(path: str, default_fs: str, working_dir: str) -> str:

@@ -31,7 +31,7 @@ from sparkdl.control.messages import ChildReturned, ChildRunning
 from sparkdl.control.values import encode_value
 from sparkdl.core.errors import ConfigError, ResultError, SparkdlError
 from sparkdl.core.failure import Failure, FailureKind
-from sparkdl.core.files import make_scratch_in
+from sparkdl.core.files import SCRATCH, make_scratch_in
 from sparkdl.core.imports import quick_imports
 from sparkdl.frameworks.framework import Framework, advice_about, framework_named
 from sparkdl.node.context import NodeContext, enter, leave
@@ -106,7 +106,7 @@ def _run(importing: Callable[[], Framework], link: AgentLink) -> ChildReturned |
         os.environ.update(start.environment)
         payload = Path(start.payload)
         map_fun, args = cloudpickle.loads(payload.read_bytes())
-        ctx = _prepare(framework, start, link, port, payload.parent / "scratch")
+        ctx = _prepare(framework, start, link, port, payload.parent / SCRATCH)
         # TensorFlowOnSpark does the same with a list: `map_fun` may parse its own command line.
         if isinstance(args, list):
             sys.argv = args

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from sparkdl.core import files
 from tests.ml import models
 
 ROWS = 50
@@ -33,8 +34,9 @@ class Saved:
 
 
 @pytest.fixture
-def lone_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def lone_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Give this process the environment of PyTorch's only node."""
+    monkeypatch.setattr(files, "_place", tmp_path)
     for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("RANK", "0"), ("WORLD_SIZE", "1")):
         monkeypatch.setenv(name, value)
 

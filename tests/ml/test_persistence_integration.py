@@ -18,7 +18,6 @@ from sparkdl.ml import persistence
 from sparkdl.ml.estimators.estimator import TFEstimator
 from sparkdl.ml.persistence import read_path
 from sparkdl.ml.scoring.model import TFModel
-from sparkdl.ml.scoring.source import source_of_content
 from sparkdl.ml.summary import TrainingSummary
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
@@ -51,8 +50,8 @@ def test_loaded_model_needs_neither_code_nor_the_folder_it_came_from(
     for each in (loaded, file):
         each.write().overwrite().save(str(tmp_path / "again"))
         again: Any = TFModel.load(str(tmp_path / "again"))
-        known = each._source or source_of_content(Path(saved.keras).read_bytes())
-        assert (again._source, again._source.content) == (known, known.content)
+        known = each._file.path if each._file else Path(saved.keras)
+        assert again._file.path.read_bytes() == known.read_bytes()
 
 
 def test_content_of_any_size_comes_back_and_a_part_that_lacks_is_an_error(

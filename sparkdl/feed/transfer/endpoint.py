@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from msgspec import convert, structs
 
@@ -20,6 +21,7 @@ from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.failure import FailureKind
+from sparkdl.core.files import LEFT, SCRATCH
 from sparkdl.core.throttle import LOTS_PER_S, Throttle, period_s
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment
@@ -158,7 +160,9 @@ class NodeFeeds:
 
     def listen(self, host: str, tls: Tls | None = None) -> str:
         on_lacking = partial(self._soon, self._note_lacking)
-        self._receiver = FlightServer(host, self._directory.spec.token, self.store, tls, on_lacking)
+        folder = (self.store.budget.folder or Path("/dev/null")) / SCRATCH / LEFT
+        token = self._directory.spec.token
+        self._receiver = FlightServer(host, token, self.store, tls, on_lacking, folder)
         return self._receiver.uri
 
     def _feed(self, name: str) -> NodeFeed:

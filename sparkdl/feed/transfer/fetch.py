@@ -20,18 +20,15 @@ from sparkdl.core.errors import FeedTimeoutError, ReadError
 from sparkdl.core.failure import FailureKind
 from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.log import Log
-from sparkdl.feed.transfer.messages import CONFIRM_RECEIVED, FeedSpec, FetchTicket, flight_reason
+from sparkdl.feed.transfer.messages import (
+    BROKEN,
+    CONFIRM_RECEIVED,
+    FeedSpec,
+    FetchTicket,
+    flight_reason,
+)
 
 _PAUSE_S = 0.5
-_BROKEN = (
-    flight.FlightUnavailableError,
-    flight.FlightTimedOutError,
-    flight.FlightCancelledError,
-    OSError,
-)
-"""Errors of the connection: the rows are still at the other agent."""
-
-
 T = TypeVar("T")
 Call = Callable[[flight.FlightClient, bytes, flight.FlightCallOptions], T]
 _WINDOWS, _CALL_NBYTES = 64, 8 * 1024 * 1024
@@ -164,7 +161,7 @@ class Fetcher(threading.Thread):
                 if client is None:
                     client = self._clients[uri] = self._directory.spec.connect(uri)
                 return call(client, ticket, self._directory.spec.options(deadline.remaining_s))
-            except _BROKEN as error:
+            except BROKEN as error:
                 if broken := self._clients.pop(uri, None):
                     broken.close()
                 reason = flight_reason(error)

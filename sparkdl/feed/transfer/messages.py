@@ -39,6 +39,13 @@ WHAT_TO_DO = (
 )
 
 CONFIRM_RECEIVED = "received"
+BROKEN = (
+    flight.FlightUnavailableError,
+    flight.FlightTimedOutError,
+    flight.FlightCancelledError,
+    OSError,
+)
+"""Errors of the connection: the rows, or the file, are still at the agent."""
 RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 _LISTENING_S = 1.0
 """How long a host may take to accept or refuse a connection: its kernel does so without the
@@ -182,7 +189,7 @@ class PutPiece(msgspec.Struct, frozen=True):
     key: str = ""
 
 
-class FetchTicket(msgspec.Struct, frozen=True):
+class FetchTicket(msgspec.Struct, frozen=True, tag="rows"):
     """Rows of the spool to be fetched by another agent.
 
     It is the ticket of `DoGet`. The holder answers with one batch: rows of the first windows, as

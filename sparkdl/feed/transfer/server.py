@@ -3,10 +3,10 @@
 `DoPut` appends to a spool. The descriptor's command is a `PutHeader`; each batch comes with a
 `PutPiece`; the server answers once at the start and then once per batch with a `PutAck`, when the
 batch has found room. `DoGet` sends the rows of a `FetchTicket` to another agent, their assignee.
-`DoAction` frees them once they have arrived there. `DoExchange` is one inference partition: batches
-in, and for each one or more one-column batches (`ipc`: binary) back, whose value is an Arrow IPC
-stream of encoded result rows. Every call carries the cluster's token (`authorization: Bearer …`),
-checked before the call reaches any of these.
+`DoAction` frees them once they have arrived there. The driver gets files by `FilePiece`s (`DoGet`).
+`DoExchange` is one inference partition: batches in, and for each one or more one-column batches
+(`ipc`: binary) back, whose value is an Arrow IPC stream of encoded result rows. Every call carries
+the cluster's token (`authorization: Bearer …`), checked before the call reaches any of these.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.session import Exchange
 from sparkdl.feed.store.spool import Spool
 from sparkdl.feed.store.store import NodeStore
+from sparkdl.feed.transfer.files import FilePiece, read_piece
 from sparkdl.feed.transfer.messages import (
     RESULT_SCHEMA,
     ExchangeHeader,
@@ -83,6 +84,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         store: NodeStore,
         tls: Tls | None = None,
         on_lacking: Callable[[int, FailureKind, str], None] = lambda *_: None,
+        folder: Path = Path("/dev/null"),
     ) -> None:
         scheme = "grpc+tls" if tls else "grpc"
         super().__init__(
@@ -92,6 +94,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         )
         self._store = store
         self._on_lacking = on_lacking
+        self._folder = folder
         self._fd_receiver = FdReceiver(token)
         self.uri = f"{scheme}://{host_port(host, self.port)}"
 
@@ -140,7 +143,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         The rows stay here until the other agent confirms them (`do_action`), because rows already
         sent may have been lost with the connection.
         """
-        wanted = _decode(ticket.ticket, FetchTicket)
+        wanted = _decode(ticket.ticket, FetchTicket | FilePiece)
+        if isinstance(wanted, FilePiece):
+            return self._piece(wanted)
         spool = self._store.spool(wanted.feed, wanted.generation)
         if spool.is_closed:  # one of the two agents has not heard yet that a generation is over
             raise flight.FlightUnavailableError("another generation of the feed runs here")
@@ -166,6 +171,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         batch = join(batches)
         # A `GeneratorStream` would send no dictionaries.
         return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(batch.schema, [batch]))
+
+    def _piece(self, wanted: FilePiece) -> flight.FlightDataStream:
+        try:
+            batch = read_piece(self._folder, wanted)
+        except OSError as error:
+            raise flight.FlightServerError(_fitting(f"it cannot be read: {error}")) from None
+        return flight.RecordBatchStream(pa.RecordBatchReader.from_batches(RESULT_SCHEMA, [batch]))
 
     def do_action(
         self, context: flight.ServerCallContext, action: flight.Action
@@ -262,7 +274,7 @@ def _decode(data: Any, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise ProtocolError(f"not a {kind.__name__}: {error}") from None
+        raise ProtocolError(f"not a {getattr(kind, '__name__', kind)}: {error}") from None
 
 
 def _rows(chunk: flight.FlightStreamChunk) -> pa.RecordBatch:

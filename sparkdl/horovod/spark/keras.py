@@ -26,6 +26,7 @@ from sparkdl.horovod.spark.common.estimator import (
 from sparkdl.horovod.spark.common.params import row
 from sparkdl.ml.estimators import keras_estimator as ml
 from sparkdl.ml.estimators.keras_train import ModelSpec, inputs_of
+from sparkdl.ml.model_file import ModelFile
 from sparkdl.ml.scoring import model as scoring
 from sparkdl.ml.scoring.keras_objects import (
     as_config,
@@ -184,5 +185,6 @@ class KerasModel(
 
     def _stage(self, inputs: DataFrame) -> Any:
         model = self.getModel()
-        content, signature = ModelSpec(b"").packed(model), keras_predictor(model).signature
-        return scoring.KerasModel(content, signature, self.getCustomObjects())
+        file = ModelFile("keras", partial(ModelSpec(b"").save, model))
+        signature = keras_predictor(model).signature
+        return scoring.KerasModel(file, signature, self.getCustomObjects())

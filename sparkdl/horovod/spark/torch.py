@@ -27,8 +27,9 @@ from sparkdl.horovod.spark.common.params import row
 from sparkdl.ml.estimators import torch_estimator as ml
 from sparkdl.ml.estimators.torch_batch import Loss, fitted_label, loss_of
 from sparkdl.ml.estimators.torch_train import traced
+from sparkdl.ml.model_file import ModelFile
 from sparkdl.ml.scoring import model as scoring
-from sparkdl.ml.scoring.torch import module_content, module_signature
+from sparkdl.ml.scoring.torch import module_signature, save_module
 
 if TYPE_CHECKING:
     import torch
@@ -145,7 +146,8 @@ class TorchModel(
         # Two rows of zeros show how many numbers the model gives for one.
         sample = {names[name]: torch.zeros([2, *size]) for name, size in sizes.items()}
         signature = traced(model, sample, "")
-        stage = scoring.TorchModel._of(module_content(model), signature)
+        file = ModelFile("module", partial(save_module, module=model))
+        stage = scoring.TorchModel._of(file, signature)
         return stage.setInputShapes(shapes)
 
 

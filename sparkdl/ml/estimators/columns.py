@@ -5,15 +5,17 @@ Runs in: driver, child, feeder
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkdl.control.values import MAX_VALUE_NBYTES
 from sparkdl.core.errors import ConfigError
+from sparkdl.feed.transfer.files import PIECE_NBYTES, SentFile, digest_of
 from sparkdl.ml.scoring.source import Signature, Tensor, local_path
 from sparkdl.storage.systems import locate, open_storage
 
@@ -55,7 +57,7 @@ class Task:
     """The training task that each node receives, for every framework.
 
     Attributes:
-        model_dir: folder for the model's file, where it is too large to travel.
+        model_dir: a shared folder for the model's file; without it the driver fetches the file.
         saves: after each epoch, to continue there after a failure.
         callbacks: the user's, or a function that makes them.
     """
@@ -128,31 +130,22 @@ def check_size(column: str, size: int, tensor: Tensor) -> None:
         )
 
 
-def check_result_size(nbytes: int, model_dir: str | None) -> None:
-    """Check that a model of so many bytes can be returned to the driver."""
-    # A tenth is left for what stands beside the weights: configuration, history, signature.
-    if model_dir is None and nbytes > MAX_VALUE_NBYTES * 9 // 10:
-        raise ConfigError(
-            f"the model's weights take {nbytes} bytes, and {MAX_VALUE_NBYTES} at most can travel "
-            "to the driver: set model_dir to a folder that all nodes and the driver share"
-        )
-
-
-def pack_model(
-    content: bytes, ending: str, signature: Signature, task: Task, ctx: NodeContext
+def returned_model(
+    file: Path, signature: Signature, task: Task, ctx: NodeContext
 ) -> dict[str, Any]:
-    """Return a trained model as the chief returns it: `signature` as JSON, `content` or `path`.
+    """Return a trained model as the chief returns it: `signature` as JSON, `file` or `path`.
 
     Args:
-        ending: of the file's name, if the model is written to the task's `model_dir`.
+        file: in `left_folder`, where the driver fetches it if the task has no `model_dir`.
     """
     found = {"signature": msgspec.json.encode(signature).decode()}
     if task.model_dir is None:
-        return {**found, "content": content}
-    path = f"{local_path(ctx.absolute_path(task.model_dir))}/{task.name}.{ending}"
+        sent = SentFile(file.name, file.stat().st_size, digest_of(file))
+        return {**found, "file": msgspec.to_builtins(sent)}
+    path = f"{local_path(ctx.absolute_path(task.model_dir))}/{file.name}"
     storage, inner = locate(path)
     system = open_storage(storage)
     system.create_dir(inner.rpartition("/")[0])
-    with system.open_output_stream(inner) as file:
-        file.write(content)
+    with file.open("rb") as source, system.open_output_stream(inner) as target:
+        shutil.copyfileobj(source, target, PIECE_NBYTES)
     return {**found, "path": path}

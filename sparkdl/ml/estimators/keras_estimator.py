@@ -51,6 +51,7 @@ class KerasEstimator(
 
     __module__ = "sparkdl"
     _own = ("_objects", "_signature")
+    _format = "keras"
     _objects: Mapping[str, Any] = {}
     _signature: Signature | None = None
     """Of a model of the driver; one that a function makes is known to the nodes alone."""
@@ -122,10 +123,10 @@ class KerasEstimator(
             plan = Plan(
                 self.getNumWorkers(), task.batch_size, task.epochs, task.shuffle, task.seed or 0
             )
-            content, signature, summary = fit_keras(task, training, plan, dataset)
+            file, signature, summary = fit_keras(task, training, plan, dataset)
         else:
-            content, signature, summary = self._trained(dataset, training)
-        fitted = KerasModel(content, signature, task.model_spec.objects)
+            file, signature, summary = self._trained(dataset, training)
+        fitted = KerasModel(file, signature, task.model_spec.objects)
         return self._with_values(fitted, summary)
 
     def _task(self) -> KerasTask:

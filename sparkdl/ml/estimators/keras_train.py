@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.files import left_folder
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
 from sparkdl.frameworks.keras_checkpoint import callback_for
@@ -22,20 +23,18 @@ from sparkdl.ml.estimators.columns import (
     Columns,
     Task,
     by_tensor,
-    check_result_size,
     inputs_by_column,
     outputs_by_column,
-    pack_model,
+    returned_model,
 )
 from sparkdl.ml.scoring.inputs import check_classes, check_weights, model_input
 from sparkdl.ml.scoring.keras_objects import (
     Objects,
-    checked_file,
     from_config,
     layer_names,
     loaded,
     output_names,
-    saved,
+    save_to,
     scope,
 )
 from sparkdl.ml.scoring.source import ANY, Signature, Tensor
@@ -81,16 +80,13 @@ class ModelSpec:
         check_inputs(model)
         return model
 
-    def packed(self, model: Any) -> bytes:
-        """Return a trained model as a `.keras` file, without optimizer and loss.
-
-        All nodes of a strategy must call it, see `saved`; empty if this is not the chief.
-        """
+    def save(self, model: Any, path: Path) -> None:
+        """Write a trained model to a `.keras` file, without optimizer and loss, see `save_to`."""
         optimizer, is_compiled = getattr(model, "optimizer", None), model.compiled
         # Its state may be twice the weights'.
         model.optimizer, model.compiled = None, False
         try:
-            return saved(model)
+            save_to(path, model)
         finally:
             model.optimizer, model.compiled = optimizer, is_compiled
 
@@ -129,8 +125,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     """Fit the model, under a strategy if there are several nodes.
 
     Returns:
-        `history`; and of the chief `signature` as JSON, and `content` (see `ModelSpec.packed`), or
-        `path` if it is in `model_dir`.
+        `history`; and what `returned_model` does of the chief's model.
 
     Raises:
         ConfigError: if the model cannot be trained, or could not be returned; before any row.
@@ -145,8 +140,10 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = task.model_spec.model()
     # Before the training, so that a model that cannot be returned fails before any epoch.
-    checked_file(model, task.model_spec.objects)
-    check_result_size(sum(each.nbytes for each in model.get_weights()), task.model_dir)
+    file = left_folder() / f"{task.name}.keras"
+    save_to(file, model)
+    if file.exists():  # on the chief
+        loaded(file, task.model_spec.objects)
     callbacks = task.made_callbacks()
     last = ctx.last_checkpoint if task.saves else None
     state = FitState(callbacks, last.folder if last else None)
@@ -173,8 +170,12 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
         verbose=2 if ctx.is_chief else 0,
     )
     found = {"history": state.history}
-    content = task.model_spec.packed(model)  # on all nodes
-    return {**found, **_saved(content, task, ctx)} if ctx.is_chief else found
+    task.model_spec.save(model, file)  # on all nodes
+    if not ctx.is_chief:
+        return found
+    model = loaded(file, task.model_spec.objects)
+    signature = with_softmax(keras_predictor(model).signature, model)
+    return {**found, **returned_model(file, signature, task, ctx)}
 
 
 def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEED) -> Any:
@@ -301,12 +302,6 @@ class FitState:
         states = [{name: getattr(each, name) for name in _STATE} for each in self._stoppings]
         content = cloudpickle.dumps([self.history, self.has_stopped, states])
         (folder / _FILE).write_bytes(content)
-
-
-def _saved(content: bytes, task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
-    model = loaded(content, task.model_spec.objects)
-    found = with_softmax(keras_predictor(model).signature, model)
-    return pack_model(content, "keras", found, task, ctx)
 
 
 def check_inputs(model: Any) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -13,20 +14,24 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.errors import ConfigError, ResultError
+from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.core.texts import did_you_mean
+from sparkdl.driver.handle import Cluster
+from sparkdl.feed.transfer.files import SentFile
 from sparkdl.ml.estimators.columns import Callbacks, Columns, Task
 from sparkdl.ml.estimators.estimator import ClusterEstimator, M, launch_options
 from sparkdl.ml.estimators.training import Training
+from sparkdl.ml.model_file import ModelFile, fetch_file
 from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
 from sparkdl.ml.persistence import Contents, packed_code, read_path, unpacked_code
 from sparkdl.ml.scoring.columns import check_types
 from sparkdl.ml.scoring.inputs import as_mapping
 from sparkdl.ml.scoring.keras_objects import as_config, from_config
 from sparkdl.ml.scoring.predict import SCORE_ROWS
-from sparkdl.ml.scoring.source import Signature
+from sparkdl.ml.scoring.source import Format, Signature
 from sparkdl.ml.summary import TrainingSummary
 
-Trained = tuple[bytes, Signature, TrainingSummary]
+Trained = tuple[ModelFile, Signature, TrainingSummary]
 _BATCH_ROWS = 32
 _PICKLED = ("optimizer", "loss", "metrics", "trainer_args")
 """Parameters whose values may be objects; they are saved like the user's functions."""
@@ -45,6 +50,7 @@ class NetworkEstimator(
     """Attributes that are saved beside the model and the callbacks."""
     _made: bytes | Callable[[], Any] | None = None
     _callbacks: Callbacks = ()
+    _format: Format = "module"
     _hook = "on_epoch_end"
     """A method that each callback of the framework has."""
 
@@ -130,20 +136,29 @@ class NetworkEstimator(
         )
 
     def _trained(self, dataset: DataFrame, training: Training) -> Trained:
-        summary = training.run(dataset)
+        fetched: list[ModelFile] = []
+
+        def take(cluster: Cluster, chief: Mapping[str, Any]) -> None:
+            if "file" in chief:  # else it is in `model_dir`
+                sent = msgspec.convert(chief["file"], SentFile)
+                spec = cluster._feeds.feed_spec(DEFAULT_FEED, None)
+                fetch = partial(fetch_file, spec, spec.targets[0].uri, sent)
+                fetched.append(ModelFile(self._format, fetch, sent.sha256))
+
+        summary = training.run(dataset, take)
         if not summary.results:
             raise ResultError("the chief's model did not reach the driver; see the log above")
         chief: dict[str, Any] = summary.results[0]
-        # With `model_dir` the chief has written the model there instead of sending it.
-        content = chief.get("content") or _read(dataset.sparkSession, chief["path"])
-        return content, msgspec.json.decode(chief["signature"], type=Signature), summary
+        if not fetched:
+            fetched = [ModelFile.of(_read(dataset.sparkSession, chief["path"]), self._format)]
+        return fetched[0], msgspec.json.decode(chief["signature"], type=Signature), summary
 
     def _with_values(self, model: M, summary: TrainingSummary) -> M:
         """Return a trained model with this estimator's parameters and its summary."""
         model = self._copyValues(model)
         model.clear(model.batch_size)  # what trains well need not score well
         model._setDefault(batch_size=SCORE_ROWS)
-        # The results hold the model itself, which the stage has already.
+        # The results are where the model was, on the chief's node.
         model._summary = replace(summary, results=())
         return model
 

@@ -11,7 +11,6 @@ from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
-from sparkdl.ml.estimators.columns import check_result_size
 from sparkdl.ml.estimators.network import NetworkEstimator
 from sparkdl.ml.estimators.torch_batch import check_optimizer, loss_of, metrics_of
 from sparkdl.ml.estimators.torch_train import (
@@ -70,8 +69,8 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
             dataset = dataset.withColumnRenamed(SAMPLE_WEIGHT, _WEIGHT)
             task = replace(task, columns=replace(task.columns, weight=_WEIGHT))
         training = self._training(train, task, framework="torch")
-        content, signature, summary = self._trained(dataset, training)
-        return self._with_values(TorchModel._of(content, signature), summary)
+        file, signature, summary = self._trained(dataset, training)
+        return self._with_values(TorchModel._of(file, signature), summary)
 
     def _task(self) -> ModuleTask:
         return ModuleTask(**self._task_fields())
@@ -93,7 +92,6 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
         signature = Signature(tuple(Tensor(name, NUMBER, None) for name in features), ())
         # Without PyTorch on the driver, the nodes check it.
         if isinstance(task.made, bytes) and find_spec("torch"):
-            check_result_size(len(task.made), task.model_dir)
             signature = module_signature(module_of(task.made))
         return inputs_of(signature, task)
 

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.files import left_folder
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
 from sparkdl.lightning import TRAINERS, Checkpoint, DualBase, Environment, FeedDataModule
 from sparkdl.ml.estimators.columns import (
@@ -25,10 +26,9 @@ from sparkdl.ml.estimators.columns import (
     Columns,
     Task,
     by_tensor,
-    check_result_size,
     check_size,
     inputs_by_column,
-    pack_model,
+    returned_model,
 )
 from sparkdl.ml.estimators.torch_batch import (
     ACCURACY,
@@ -47,10 +47,10 @@ from sparkdl.ml.scoring.source import Signature, Tensor
 from sparkdl.ml.scoring.torch import (
     by_name,
     like_parameters,
-    module_content,
     module_of,
     module_signature,
     plain,
+    save_module,
 )
 from sparkdl.ml.summary import History
 
@@ -100,8 +100,7 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
     """Fit the model, on several nodes under a strategy.
 
     Returns:
-        `history`; and of the chief `signature` as JSON, and `content`, the pickled module, or
-        `path` if it is in `model_dir`.
+        `history`; and what `returned_model` does of the chief's module.
 
     Raises:
         ConfigError: if the model cannot be trained, or could not be returned; before any row.
@@ -131,8 +130,8 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
             )
     inputs = inputs_of(module_signature(module), task)
     # Before the training, so that a module that cannot travel costs no epochs.
-    content = module_content(module)
-    check_result_size(len(content), task.model_dir)
+    file = left_folder() / f"{task.name}.pt"
+    save_module(file, module)
     arrange, prefix = Arrange(task, inputs, module), ""
     scores: Scores = ""
     if isinstance(task, TorchTask):
@@ -168,12 +167,12 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
     if not ctx.is_chief:
         return {"history": notes.history}
     # A new one: the trained one has hooks, and wrappers of the training.
-    module = module_of(content)
+    module = module_of(file)
     own = {name: value for name, value in state.items() if name.startswith(prefix)}
     module.load_state_dict({name.removeprefix(prefix): value for name, value in own.items()})
     signature = traced(module.eval(), arrange.sample, scores)
-    sent = pack_model(module_content(module), "pt", signature, task, ctx)
-    return {**sent, "history": notes.history}
+    save_module(file, module)
+    return {**returned_model(file, signature, task, ctx), "history": notes.history}
 
 
 def _made(task: ModuleTask, ctx: NodeContext) -> Any:

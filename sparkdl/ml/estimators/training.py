@@ -67,8 +67,13 @@ class Training:
     least_rows: int = 1
     refuses_nulls: bool = False
 
-    def run(self, dataset: DataFrame) -> TrainingSummary:
+    def run(
+        self, dataset: DataFrame, take: Callable[[Cluster, Any], None] | None = None
+    ) -> TrainingSummary:
         """Train, and return what came of it.
+
+        Args:
+            take: is given what the first node returned, while the nodes are still there.
 
         Raises:
             ConfigError: if a column is missing or of the wrong type, or there are no rows; nothing
@@ -91,6 +96,8 @@ class Training:
             except ResultError as error:
                 _log.warning("The model was trained, but has no history: %s", error)
                 results = []
+            if results and take is not None:
+                take(cluster, results[0])
         history = history_of(results[0] if results else None)
         warn_of_no_numbers(history.get("loss", ()))
         seconds = time.monotonic() - start_s

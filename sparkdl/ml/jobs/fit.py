@@ -45,6 +45,7 @@ from sparkdl.ml.jobs.work import (
     store_partition,
     total,
 )
+from sparkdl.ml.model_file import ModelFile
 from sparkdl.ml.scoring.keras_objects import loaded
 from sparkdl.ml.scoring.source import Signature
 from sparkdl.ml.summary import TrainingSummary
@@ -72,7 +73,7 @@ def check_mode(stage: Any) -> None:
 
 def fit_keras(
     task: KerasTask, training: Training, plan: Plan, dataset: DataFrame
-) -> tuple[bytes, Signature, TrainingSummary]:
+) -> tuple[ModelFile, Signature, TrainingSummary]:
     """Train; return the model as a `.keras` file, its signature, and a summary of the training."""
     rows, validation = training.rows(dataset)
     made = task.model_spec.made if isinstance(task.model_spec.made, bytes) else None
@@ -83,10 +84,10 @@ def fit_keras(
         master, start_s = KerasMaster(task), time.monotonic()
         history = jobs.train(master, learner, task.columns.names, rows, validation)
         summary = TrainingSummary(history, seconds=time.monotonic() - start_s)
-    packed = task.model_spec.packed(master.model)
-    model = loaded(packed, task.model_spec.objects)
+    file = ModelFile("keras", partial(task.model_spec.save, master.model))
+    model = loaded(file.path, task.model_spec.objects)
     signature = with_softmax(Signature(inputs_of(model), outputs_of(model)), model)
-    return packed, signature, summary
+    return file, signature, summary
 
 
 @dataclass(frozen=True)

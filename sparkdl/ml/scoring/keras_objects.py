@@ -49,28 +49,32 @@ def scope(objects: Objects) -> Any:
     return keras.saving.custom_object_scope(dict(objects))
 
 
-def saved(model: Any) -> bytes:
-    """Return a Keras model as a `.keras` file.
+def save_to(path: Path, model: Any) -> None:
+    """Write a Keras model to a `.keras` file.
 
     Under a strategy of several nodes all of them must call it, and the chief alone gets the file.
     """
+    try:
+        model.save(path)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the model {model.name!r} cannot be saved to a file, as it must travel: "
+            f"{_short(error)}. {_CURE}"
+        ) from error
+
+
+def saved(model: Any) -> bytes:
+    """Return a Keras model as a `.keras` file."""
     with scratch_folder() as folder:
         path = folder / "model.keras"
-        try:
-            model.save(path)
-        except (NotImplementedError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"the model {model.name!r} cannot be saved to a file, as it must travel: "
-                f"{_short(error)}. {_CURE}"
-            ) from error
-        return path.read_bytes() if path.exists() else b""
+        save_to(path, model)
+        return path.read_bytes()
 
 
 def checked_file(model: Any, objects: Objects) -> bytes:
     """Return what `saved` does, of a model that can be made again from it."""
     content = saved(model)
-    if content:
-        loaded(content, objects)
+    loaded(content, objects)
     return content
 
 

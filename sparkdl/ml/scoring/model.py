@@ -6,6 +6,7 @@ Runs in: driver
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.ml.model_file import ModelFile
 from sparkdl.ml.namespace import Namespace
 from sparkdl.ml.params import COLUMNS, SCORING, HasParams, TFParams
 from sparkdl.ml.persistence import CODE, Contents, Saved, packed_code, read_path, unpacked_code
@@ -22,15 +24,9 @@ from sparkdl.ml.scoring.describe import signature_of
 from sparkdl.ml.scoring.inputs import as_mapping, input_columns
 from sparkdl.ml.scoring.keras_objects import Objects, loaded, registered
 from sparkdl.ml.scoring.predict import SCORE_ROWS, scored
-from sparkdl.ml.scoring.source import (
-    ModelSource,
-    Signature,
-    source_of,
-    source_of_content,
-    with_keys,
-)
+from sparkdl.ml.scoring.source import ModelSource, Signature, source_of, with_keys
 from sparkdl.ml.scoring.task import Score
-from sparkdl.ml.scoring.torch import module_content, module_of, module_signature, plain
+from sparkdl.ml.scoring.torch import module_of, module_signature, plain, save_module
 from sparkdl.ml.summary import History, TrainingSummary
 from sparkdl.values.types import TEXT
 
@@ -42,13 +38,20 @@ Parts = tuple[ModelSource, Signature, Any, tuple[StructType, tuple[OutputColumn,
 
 
 class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size", *SCORING]):
+    _file: ModelFile | None = None
+    """The model, unless it is in a folder that the executors can read."""
+
     def _parts(self) -> Parts:
         raise NotImplementedError
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         source, signature, args, (results, columns) = self._parts()
         inputs = input_columns(args.input_mapping, signature, dataset.schema)
-        model = f"{self.uid} ({source.path})" if source.path else self.uid
+        model, file = self.uid, self._file
+        if file is not None and source.path == str(file.path):
+            source = replace(source, path="", content=file.path.read_bytes())
+        else:
+            model = f"{self.uid} ({source.path})"
         invalid = self.getHandleInvalid()
         return scored(
             dataset,
@@ -117,8 +120,6 @@ class TFModel(
     """
 
     __module__ = "sparkdl"
-    _source: ModelSource | None = None
-    """The model that was saved with this stage."""
 
     def __init__(self, tf_args: Any = None) -> None:
         super().__init__()
@@ -136,12 +137,12 @@ class TFModel(
         path = args.export_dir or args.model_dir
         if path:
             return source_of(path, args.signature_def_key, args.tag_set)
-        if self._source is None:
+        if self._file is None:
             raise ConfigError(
                 f"{self.uid} does not know its model: call setExportDir(path) with a SavedModel's "
                 "folder or a .keras file. In tf_args, export_dir does the same"
             )
-        return with_keys(self._source, args.signature_def_key, args.tag_set)
+        return with_keys(self._file.source, args.signature_def_key, args.tag_set)
 
     def _to_save(self) -> dict[str, Any]:
         merged = vars(self.merge_args_params())
@@ -155,7 +156,7 @@ class TFModel(
 
     def _contents(self, spark: SparkSession) -> Contents:
         source = self._chosen(self.merge_args_params())
-        return {MODEL: source.content or read_path(spark, source.path)}
+        return {MODEL: read_path(spark, source.path)}
 
     def _extra(self) -> dict[str, Any]:
         return {**super()._extra(), "format": self._chosen(self.merge_args_params()).format}
@@ -164,7 +165,7 @@ class TFModel(
     def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> TFModel:
         model = cls()
         model._set_summary(metadata)
-        model._source = source_of_content(contents[MODEL], metadata["format"])
+        model._file = ModelFile.of(contents[MODEL], metadata["format"])
         return model
 
 
@@ -186,6 +187,14 @@ class NetworkModel(FittedModel, params=COLUMNS):
     """
 
     _signature = Signature((), ())
+
+    def _known_file(self) -> ModelFile:
+        if self._file is None:
+            raise ConfigError(
+                f"{self.uid} does not know its model: take the model that fit returned, or "
+                "TorchModel(module)"
+            )
+        return self._file
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -245,22 +254,18 @@ class NetworkModel(FittedModel, params=COLUMNS):
 
 
 class KerasModel(NetworkModel):
-    """A model trained by `KerasEstimator.fit`; see `NetworkModel` for its columns.
-
-    Attributes:
-        content: the trained model as a `.keras` file.
-    """
+    """A model trained by `KerasEstimator.fit`; see `NetworkModel` for its columns."""
 
     __module__ = "sparkdl"
 
     def __init__(
         self,
-        content: bytes = b"",
+        file: ModelFile | None = None,
         signature: Signature | None = None,
         objects: Objects | None = None,
     ) -> None:
         super().__init__()
-        self.content = content
+        self._file = file
         self._signature, self._objects = signature or Signature((), ()), dict(objects or {})
         self._set_table_defaults(batch_size=SCORE_ROWS)
 
@@ -270,22 +275,23 @@ class KerasModel(NetworkModel):
         Raises:
             FrameworkMissingError: if the driver has no Keras.
         """
-        return loaded(self.content, self._objects)
+        return loaded(self._known_file().path, self._objects)
 
     def _parts(self) -> Parts:
         args: Any = self._values()
         args.input_mapping = self._inputs()
-        source = _with_objects(source_of_content(self.content), self._objects)
+        source = _with_objects(self._known_file().source, self._objects)
         return source, self._signature, args, self._outputs()
 
     def _contents(self, spark: SparkSession) -> Contents:
-        return {MODEL: self.content, **(packed_code(self._objects) if self._objects else {})}
+        content = {MODEL: self._known_file().path.read_bytes()}
+        return {**content, **(packed_code(self._objects) if self._objects else {})}
 
     @classmethod
     def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> KerasModel:
         (objects,) = unpacked_code(contents) if CODE in contents else ({},)
         signature = msgspec.json.decode(metadata["signature"], type=Signature)
-        model = cls(contents[MODEL], signature, objects)
+        model = cls(ModelFile.of(contents[MODEL], "keras"), signature, objects)
         model._set_summary(metadata)
         return model
 
@@ -313,20 +319,19 @@ class TorchModel(NetworkModel, params=["input_shapes"]):
     """
 
     __module__ = "sparkdl"
-    _content = b""
 
     def __init__(self, model: Any = None) -> None:
         super().__init__()
         self._set_table_defaults(batch_size=SCORE_ROWS)
         if model is not None:
-            self._content = module_content(plain(model))
+            self._file = ModelFile("module", partial(save_module, module=plain(model)))
             self._signature = module_signature(model)
 
     @classmethod
-    def _of(cls, content: bytes, signature: Signature) -> TorchModel:
+    def _of(cls, file: ModelFile, signature: Signature) -> TorchModel:
         """Return the model of a pickled module with known outputs."""
         model = cls()
-        model._content, model._signature = content, signature
+        model._file, model._signature = file, signature
         return model
 
     def getModel(self) -> Any:
@@ -335,11 +340,10 @@ class TorchModel(NetworkModel, params=["input_shapes"]):
         Raises:
             FrameworkMissingError: if the driver has no PyTorch.
         """
-        return module_of(self._content)
+        return module_of(self._known_file().path)
 
     def _parts(self) -> Parts:
-        if not self._content:
-            raise ConfigError(f"{self.uid} does not know its model: make it as TorchModel(module)")
+        file = self._known_file()
         args: Any = self._values()
         args.input_mapping = inputs = self._inputs()
         required, optional = self._signature.inputs, self._signature.optional
@@ -362,14 +366,14 @@ class TorchModel(NetworkModel, params=["input_shapes"]):
         signature = Signature(
             tuple(replace(t, shape=by_input.get(t.name, t.shape)) for t in taken), ()
         )
-        source = source_of_content(self._content, "module")
-        return source, signature, args, self._outputs()
+        return file.source, signature, args, self._outputs()
 
     def _contents(self, _spark: SparkSession) -> Contents:
-        return {MODEL: self._content}
+        return {MODEL: self._known_file().path.read_bytes()}
 
     @classmethod
     def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> TorchModel:
-        model = cls._of(contents[MODEL], msgspec.json.decode(metadata["signature"], type=Signature))
+        signature = msgspec.json.decode(metadata["signature"], type=Signature)
+        model = cls._of(ModelFile.of(contents[MODEL], "module"), signature)
         model._set_summary(metadata)
         return model

@@ -7,6 +7,7 @@ import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,9 +96,12 @@ def _saved_model(source: ModelSource) -> Predictor:
     import tensorflow as tf
 
     with scratch_folder() as folder:
-        if source.content is not None:
-            zipfile.ZipFile(io.BytesIO(source.content)).extractall(folder)
-        model = tf.saved_model.load(source.path or str(folder), list(source.tag_set) or None)
+        path = source.path
+        if source.content is not None or Path(path).is_file():  # an archive of the folder
+            with zipfile.ZipFile(io.BytesIO(source.content) if source.content else path) as file:
+                file.extractall(folder)
+            path = str(folder)
+        model = tf.saved_model.load(path, list(source.tag_set) or None)
     function = model.signatures[_signature_key(source, list(model.signatures))]
     inputs = function.structured_input_signature[1]
     outputs = function.structured_outputs

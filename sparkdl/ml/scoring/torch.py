@@ -6,6 +6,7 @@ import inspect
 import io
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -31,26 +32,31 @@ def _torch() -> Any:
 _MAKE = "Score with sparkdl.predict, whose function makes it on the executors"
 
 
-def module_content(module: Any, advice: str = _MAKE) -> bytes:
-    """Return a module as it travels: pickled, its class too where executors cannot import it."""
+def save_module(target: Path | io.BytesIO, module: Any, advice: str = _MAKE) -> None:
+    """Write a module as it travels: pickled, its class too where executors cannot import it."""
     torch = _torch()
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(f"a torch.nn.Module must be given, and not {module!r}")
-    buffer = io.BytesIO()
     try:
         # cloudpickle, so that classes of a notebook travel too.
-        torch.save(module, buffer, pickle_module=cloudpickle)
+        torch.save(module, target, pickle_module=cloudpickle)
     except Exception as error:
         raise ConfigError(
             f"the module {type(module).__name__} cannot be pickled: {error}. {advice}"
         ) from error
+
+
+def module_content(module: Any, advice: str = _MAKE) -> bytes:
+    """Return what `save_module` writes."""
+    buffer = io.BytesIO()
+    save_module(buffer, module, advice)
     return buffer.getvalue()
 
 
-def module_of(content: bytes, device: Any = "cpu") -> Any:
-    """Return the module of `module_content`; it runs what the pickle says."""
-    torch = _torch()
-    return torch.load(io.BytesIO(content), device, weights_only=False)
+def module_of(source: bytes | Path | str, device: Any = "cpu") -> Any:
+    """Return the module of `save_module`, by its content or path; it runs what the pickle says."""
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    return _torch().load(file, device, weights_only=False)
 
 
 def plain(module: Any) -> Any:
@@ -79,7 +85,7 @@ def load_torch(source: ModelSource, share: Share | None) -> Predictor:
     import torch
 
     device = _device(share)
-    module = module_of(source.content or b"", device)
+    module = module_of(source.content or source.path, device)
     signature = module_signature(module)
     # It may be in training mode, where dropout and batch normalization change results.
     module.eval()

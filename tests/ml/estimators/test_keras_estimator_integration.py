@@ -24,7 +24,8 @@ from sparkdl.ml.estimators import keras_estimator, network
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.estimators.keras_train import with_softmax
-from sparkdl.ml.scoring.keras_objects import saved
+from sparkdl.ml.model_file import ModelFile
+from sparkdl.ml.scoring.keras_objects import save_to
 from sparkdl.ml.scoring.model import KerasModel
 from tests.doubles import sessions
 from tests.doubles.sessions import SparkSessions
@@ -262,4 +263,5 @@ def test_columns_that_are_there_already_name_the_parameter_to_set(spark_ml: Spar
 def stage_of(model: Any) -> Any:
     from sparkdl.ml.scoring.tensorflow import keras_predictor
 
-    return KerasModel(saved(model), with_softmax(keras_predictor(model).signature, model))
+    file = ModelFile("keras", partial(save_to, model=model))
+    return KerasModel(file, with_softmax(keras_predictor(model).signature, model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -61,7 +62,9 @@ def own_parts(keras: Any, scale: float = 2.0) -> tuple[Any, dict[str, Any]]:
     return model, {"Doubled": Doubled, "scaled": scaled}
 
 
-def test_custom_objects_travel_with_a_trained_model_and_the_optimizer_does_not() -> None:
+def test_custom_objects_travel_with_a_trained_model_and_the_optimizer_does_not(
+    tmp_path: Path,
+) -> None:
     import keras
 
     def squares(y: Any, p: Any) -> Any:
@@ -72,18 +75,18 @@ def test_custom_objects_travel_with_a_trained_model_and_the_optimizer_does_not()
     model_spec = cloudpickle.loads(cloudpickle.dumps(model_spec))
     model = model_spec.model()
     model.optimizer.build(model.trainable_variables)
-    content = model_spec.packed(model)
+    model_spec.save(model, file := tmp_path / "a.keras")
     assert model.compiled
-    found = loaded(content, objects)
+    found = loaded(file, objects)
     assert not found.compiled
-    assert len(content) < len(saved(model))
+    assert file.stat().st_size < len(saved(model))
     x = np.ones((2, 3), np.float32)
     np.testing.assert_allclose(found.predict(x, verbose=0), model.predict(x, verbose=0))
     predictor = keras_predictor(found)
     assert [tensor.name for tensor in predictor.signature.outputs] == ["z"]
 
 
-def test_outputs_of_a_dict_keep_their_names_where_the_model_is_made_again() -> None:
+def test_outputs_of_a_dict_keep_their_names_where_the_model_is_made_again(tmp_path: Path) -> None:
     import keras
 
     inner, objects = own_parts(keras)
@@ -93,7 +96,8 @@ def test_outputs_of_a_dict_keep_their_names_where_the_model_is_made_again() -> N
         return keras.Model(x, {"z": inner(x), "a": keras.layers.Dense(2)(inner(x))})
 
     model_spec = ModelSpec(make, loss="mse", objects=objects)
-    predictor = keras_predictor(loaded(model_spec.packed(model_spec.model()), objects))
+    model_spec.save(model_spec.model(), tmp_path / "a.keras")
+    predictor = keras_predictor(loaded(tmp_path / "a.keras", objects))
     found = predictor({"x": np.ones((1, 3), np.float32)})
     assert {name: values.shape for name, values in found.items()} == {"z": (1, 1), "a": (1, 2)}
     shapes = {tensor.name: tensor.shape for tensor in predictor.signature.outputs}

@@ -1,0 +1,117 @@
+"""A model's file, which travels and is saved without ever being in memory as a whole.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ResultError
+from sparkdl.feed.transfer.files import FilePiece, SentFile, digest_of
+from sparkdl.feed.transfer.messages import BROKEN, FeedSpec, flight_reason
+from sparkdl.ml.scoring.source import Format, ModelSource
+
+_PATIENCE_S = 60.0
+"""For which no piece may come before the driver gives up."""
+_PAUSE_S = 0.5
+_ADVICE = (
+    "The driver must reach the agents' ports on the executors (docs/security.md#ports). Or set "
+    "model_dir to a folder that nodes and driver share"
+)
+
+
+class ModelFile:
+    """A model's file of this process, which deletes it once nothing refers to this object.
+
+    Args:
+        write: writes the model to a path.
+        digest: of the file's content, if it is known: SHA-256.
+    """
+
+    def __init__(self, kind: Format, write: Callable[[Path], Any], digest: str = "") -> None:
+        # Keras takes a file for its own by this ending.
+        descriptor, name = tempfile.mkstemp(f".{kind}", "sparkdl-")
+        os.close(descriptor)
+        self.path, self.kind = Path(name), kind
+        weakref.finalize(self, _delete, self.path, os.getpid())
+        write(self.path)
+        self.digest = digest or digest_of(self.path)
+        self.nbytes = self.path.stat().st_size
+
+    @classmethod
+    def of(cls, content: bytes, kind: Format) -> ModelFile:
+        return cls(kind, lambda path: path.write_bytes(content))
+
+    def __reduce__(self) -> Any:
+        return ModelFile.of, (self.path.read_bytes(), self.kind)
+
+    @property
+    def source(self) -> ModelSource:
+        """The model for this process; others cannot read it."""
+        return ModelSource(str(self.path), self.kind, self.digest)
+
+
+def _delete(path: Path, pid: int) -> None:
+    if os.getpid() == pid:  # a fork has the object, too
+        with suppress(OSError):
+            path.unlink()
+
+
+def fetch_file(
+    spec: FeedSpec, uri: str, sent: SentFile, target: Path, patience_s: float = _PATIENCE_S
+) -> None:
+    """Write a file of a node's agent to `target`, over as many connections as it takes.
+
+    Raises:
+        ResultError: if no piece comes for `patience_s`, or the bytes are not those of the node.
+    """
+    client, done, digest = None, 0, hashlib.sha256()
+    deadline = Deadline.after(patience_s)
+    try:
+        with target.open("wb") as out:
+            while done < sent.nbytes:
+                ticket = flight.Ticket(msgspec.json.encode(FilePiece(sent.name, done)))
+                try:
+                    client = client or spec.connect(uri)
+                    reader = client.do_get(ticket, spec.options(deadline.remaining_s))
+                    data = memoryview(reader.read_chunk().data.column(0)[0].as_buffer())
+                except (*BROKEN, pa.ArrowException) as error:
+                    if deadline.has_passed or not isinstance(error, BROKEN):
+                        raise _failed(sent, done, uri, flight_reason(error)) from None
+                    if client is not None:
+                        client.close()
+                    client = None
+                    threading.Event().wait(_PAUSE_S)
+                    continue
+                if not data:
+                    raise _failed(sent, done, uri, "the file ends there")
+                out.write(data)
+                digest.update(data)
+                done += len(data)
+                deadline = Deadline.after(patience_s)
+    finally:
+        if client is not None:
+            client.close()
+    if done != sent.nbytes or digest.hexdigest() != sent.sha256:
+        raise _failed(sent, done, uri, "its checksum is not that of the node's file")
+
+
+def _failed(sent: SentFile, done: int, uri: str, reason: str) -> ResultError:
+    return ResultError(
+        f"{sent.name} did not reach the driver: {done} of {sent.nbytes} bytes came from {uri}: "
+        f"{reason}. {_ADVICE}"
+    )
