@@ -28,6 +28,7 @@ from sparkdl.control import channel, messages
 from sparkdl.control.lease import driver_keep_alive
 from sparkdl.core.errors import FeedClosedError, ProtocolError, SparkdlError
 from sparkdl.core.failure import Failure, FailureKind
+from sparkdl.core.files import LEFT, SCRATCH
 from sparkdl.core.settings import Environment
 from sparkdl.node import state as states
 from sparkdl.node.observation import Observation
@@ -71,6 +72,7 @@ class Agent:
         self.lost_driver = False
         self._outbox: asyncio.Queue[messages.FromAgent | None] = asyncio.Queue()
         self._client: CoordinatorClient | None = None
+        self._left = work_dir / SCRATCH / LEFT
         memory = feed_memory(settings.feeding.memory_nbytes)
         disk = feed_disk(settings.feeding.disk_nbytes, work_dir)
         # Without restarts, no later child would read the retained rows.
@@ -249,7 +251,8 @@ class Agent:
 
     def _stop(self, grace_s: float, is_patient: bool) -> None:
         # Asked again by a timer, since nothing reports that the last result has been read.
-        if is_patient and self._feeds.store.is_answering:  # feeders still read results
+        # Feeders still read results, or the driver a file: it ends the cluster when it has that.
+        if is_patient and (self._feeds.store.is_answering or any(self._left.glob("*"))):
             self._loop.call_later(ANSWERING_S, self._stop, grace_s, is_patient)
             return
         self.handle(states.StopRequested(grace_s))
