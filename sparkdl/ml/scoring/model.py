@@ -191,8 +191,8 @@ class NetworkModel(FittedModel, params=COLUMNS):
     def _known_file(self) -> ModelFile:
         if self._file is None:
             raise ConfigError(
-                f"{self.uid} does not know its model: take the model that fit returned, or "
-                "TorchModel(module)"
+                f"{self.uid} does not know its model: make it as TorchModel(module), or take the "
+                "one that fit returned"
             )
         return self._file
 
