@@ -602,6 +602,12 @@ class Simulation:
         self.take(fs.JobEnded(number, done))
         return True
 
+    def withdraw(self) -> bool:
+        if not self.asked:
+            return False
+        self.take(fs.Withdrawn(self.draw(len(self.asked))))
+        return True
+
     def read(self) -> bool:
         order = [*self.nodes.values()]
         first = self.draw(len(order))
@@ -764,6 +770,7 @@ def played(seed: int, *faults: str) -> Simulation:
 
 
 SEEDS = st.integers(0, 1 << 32)
+FAULTS = ("restart", "repeat", "lose", "terminate", "give_time", "shut_down", "withdraw")
 
 
 @given(SEEDS)
@@ -787,10 +794,7 @@ def test_every_row_is_used_once_an_epoch_whenever_nodes_die(seed: int) -> None:
     assert simulation.model() == expected
 
 
-@given(
-    SEEDS,
-    st.sets(st.sampled_from(["restart", "repeat", "lose", "terminate", "give_time", "shut_down"])),
-)
+@given(SEEDS, st.sets(st.sampled_from(FAULTS)))
 def test_no_row_is_used_twice_an_epoch_and_nobody_waits_whatever_happens(
     seed: int, faults: set[str]
 ) -> None:
