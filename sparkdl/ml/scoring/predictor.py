@@ -7,6 +7,7 @@ import concurrent.futures
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from inspect import isawaitable, iscoroutine, iscoroutinefunction
 from typing import Any
 
@@ -66,7 +67,7 @@ class Predictor:
             return self._columns(self._run(values), values, outputs)
         # A function of the user's may exit, which would end the worker without a reason.
         except (Exception, SystemExit) as error:
-            raise RowsFailedError(in_words(error)) from error
+            raise _failure(error) from error
 
     def _columns(
         self,
@@ -86,7 +87,7 @@ class Predictor:
         return [output.column(found[output.tensor]) for output in outputs]
 
 
-Call = concurrent.futures.Future[list[pa.Array] | RowsFailedError]
+Call = concurrent.futures.Future[list[pa.Array] | InferenceError]
 
 
 class AsyncPredictor(Predictor):
@@ -98,10 +99,9 @@ class AsyncPredictor(Predictor):
     def __init__(self, run: Callable[[Mapping[str, Array]], Any]) -> None:
         super().__init__(Signature((), ()), run, lambda values: values)
         self._loop = asyncio.new_event_loop()
-        threading.Thread(
-            target=_serve, args=(self._loop,), name="sparkdl-async", daemon=True
-        ).start()
-        weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+        end = self._loop.create_future()
+        threading.Thread(target=_serve, args=(end,), name="sparkdl-async", daemon=True).start()
+        weakref.finalize(self, self._loop.call_soon_threadsafe, end.set_result, None)
 
     def columns(
         self, values: Mapping[str, Array], outputs: Sequence[OutputColumn]
@@ -114,36 +114,39 @@ class AsyncPredictor(Predictor):
 
     async def _answer(
         self, values: Mapping[str, Array], outputs: Sequence[OutputColumn]
-    ) -> list[pa.Array] | RowsFailedError:
+    ) -> list[pa.Array] | InferenceError:
         try:
             return self._columns(await self._run(values), values, outputs)
         # Returned: asyncio logs an error that a cancelled call raises, and SystemExit ends a loop.
-        except (Exception, asyncio.CancelledError, SystemExit) as error:  # noqa: BLE001
-            return _rows_failed(error)
+        except BaseException as error:  # noqa: BLE001
+            return _failure(error)
 
 
 def answer_of(call: Call) -> list[pa.Array]:
     try:
         found = call.result()
     except concurrent.futures.CancelledError as error:  # before it began
-        found = _rows_failed(error)
-    if isinstance(found, RowsFailedError):
+        found = _failure(error)
+    if isinstance(found, InferenceError):
         raise found
     return found
 
 
-def _rows_failed(error: BaseException) -> RowsFailedError:
-    failed = RowsFailedError(in_words(error))
+def _failure(error: BaseException) -> InferenceError:
+    """Return the error of a call: of its rows, unless the function wants to end the process."""
+    is_of_rows = isinstance(error, (Exception, asyncio.CancelledError))
+    failed = (RowsFailedError if is_of_rows else InferenceError)(in_words(error))
     failed.__cause__ = error
     return failed
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+def _serve(end: asyncio.Future[None]) -> None:
+    asyncio.set_event_loop(loop := end.get_loop())
+    while not (end.done() or loop.is_closed()):
+        # A task of the function's may stop the loop, or exit: those who await it learn of that.
+        with suppress(BaseException):
+            loop.run_until_complete(end)
+    loop.close()
 
 
 def load_function(source: ModelSource, share: Share | None) -> Predictor:

@@ -208,7 +208,7 @@ class Score:
                 count = len(parts) - len(unsent)
                 waiting = chain(unsent, following)
                 while count < calls.window and (part := next(waiting, None)) is not None:
-                    self._send(part, calls, parts[0])
+                    self._send(part, calls, parts)
                     count += 1
                 if not parts:
                     return
@@ -231,7 +231,7 @@ class Score:
                     answer.append(pa.array([text] * len(part.columns[0]), pa.string()))
                 yield part.chunk, answer
 
-    def _send(self, part: _Part, calls: _Calls, oldest: _Part) -> None:
+    def _send(self, part: _Part, calls: _Calls, parts: Iterable[_Part]) -> None:
         try:
             part.chunk = self._chunk(part.start, part.columns)
         except FeedTypeError as error:
@@ -240,25 +240,21 @@ class Score:
         if not part.chunk.values:
             part.answer = list
             return
-        with self._explained(oldest.chunk):
+        # The oldest that the model was given: it may have ended the scorer.
+        with self._explained(next(p.chunk for p in parts if p.chunk and p.chunk.values)):
             part.answer = calls.send(part.chunk)
 
     @contextmanager
-    def _explained(self, chunk: Chunk | None = None) -> Iterator[None]:
+    def _explained(self, chunk: Chunk | None) -> Iterator[None]:
         """Add the failed model, and its rows in a chunk, to errors."""
         try:
             yield
-        except RowsFailedError as error:
-            if chunk is None or self.error_col is not None:
-                raise
-            raise InferenceError(
-                f"{self.model} failed on {chunk.rows}: {error}"
-            ) from error.__cause__
-        except ScorerLostError as error:
-            where = f" on {chunk.rows}" if chunk else ""
-            raise ScorerLostError(f"{self.model} failed{where}: {error}") from None
         except InferenceError as error:
-            raise InferenceError(f"{self.model}: {error}") from error.__cause__
+            if self.error_col is not None and isinstance(error, RowsFailedError):
+                raise
+            where = f" on {chunk.rows}" if chunk else ""
+            kind = ScorerLostError if isinstance(error, ScorerLostError) else InferenceError
+            raise kind(f"{self.model} failed{where}: {error}") from error.__cause__
 
     def _chunk(self, start: int, columns: Columns) -> Chunk:
         given = columns[: len(self.inputs)]
