@@ -67,7 +67,7 @@ class Predictor:
             return self._columns(self._run(values), values, outputs)
         # A function of the user's may exit, which would end the worker without a reason.
         except (Exception, SystemExit) as error:
-            raise _failure(error) from error
+            raise RowsFailedError(in_words(error)) from error
 
     def _columns(
         self,
@@ -87,7 +87,7 @@ class Predictor:
         return [output.column(found[output.tensor]) for output in outputs]
 
 
-Call = concurrent.futures.Future[list[pa.Array] | InferenceError]
+Call = concurrent.futures.Future[list[pa.Array] | RowsFailedError]
 
 
 class AsyncPredictor(Predictor):
@@ -114,28 +114,26 @@ class AsyncPredictor(Predictor):
 
     async def _answer(
         self, values: Mapping[str, Array], outputs: Sequence[OutputColumn]
-    ) -> list[pa.Array] | InferenceError:
+    ) -> list[pa.Array] | RowsFailedError:
         try:
             return self._columns(await self._run(values), values, outputs)
-        # Returned: asyncio logs an error that a cancelled call raises, and SystemExit ends a loop.
+        # Returned: asyncio logs an error that a cancelled call raises, and an exit ends a loop.
         except BaseException as error:  # noqa: BLE001
-            return _failure(error)
+            return _rows_failed(error)
 
 
 def answer_of(call: Call) -> list[pa.Array]:
     try:
         found = call.result()
     except concurrent.futures.CancelledError as error:  # before it began
-        found = _failure(error)
-    if isinstance(found, InferenceError):
+        found = _rows_failed(error)
+    if isinstance(found, RowsFailedError):
         raise found
     return found
 
 
-def _failure(error: BaseException) -> InferenceError:
-    """Return the error of a call: of its rows, unless the function wants to end the process."""
-    is_of_rows = isinstance(error, (Exception, asyncio.CancelledError))
-    failed = (RowsFailedError if is_of_rows else InferenceError)(in_words(error))
+def _rows_failed(error: BaseException) -> RowsFailedError:
+    failed = RowsFailedError(in_words(error))
     failed.__cause__ = error
     return failed
 

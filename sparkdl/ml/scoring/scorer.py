@@ -30,7 +30,7 @@ from sparkdl.core.errors import in_words
 from sparkdl.core.imports import quick_imports
 from sparkdl.ml.scoring import client
 from sparkdl.ml.scoring.loaded import load
-from sparkdl.ml.scoring.predictor import AsyncPredictor, Call, Predictor, RowsFailedError, answer_of
+from sparkdl.ml.scoring.predictor import AsyncPredictor, Call, Predictor, answer_of
 from sparkdl.ml.scoring.share import Share
 from sparkdl.node.gpus import claim_name
 from sparkdl.values.ndarrays import Array
@@ -120,9 +120,7 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
             self._failed.add(rows.piece.task)
             if len(self._failed) >= _MAX_FAILED:  # the model's state may be broken, or the GPU's
                 self._close()
-            return client.Failed(
-                in_words(error), isinstance(error, RowsFailedError), self._is_async
-            )
+            return client.Failed(str(error), True, self._is_async)
         # An answer in between shows that the model is well, and that those tasks' rows were not.
         self._failed.clear()
         return found

@@ -240,21 +240,26 @@ class Score:
         if not part.chunk.values:
             part.answer = list
             return
-        # The oldest that the model was given: it may have ended the scorer.
+        # The oldest that was sent: it may have ended the scorer.
         with self._explained(next(p.chunk for p in parts if p.chunk and p.chunk.values)):
             part.answer = calls.send(part.chunk)
 
     @contextmanager
-    def _explained(self, chunk: Chunk | None) -> Iterator[None]:
+    def _explained(self, chunk: Chunk | None = None) -> Iterator[None]:
         """Add the failed model, and its rows in a chunk, to errors."""
         try:
             yield
-        except InferenceError as error:
-            if self.error_col is not None and isinstance(error, RowsFailedError):
+        except RowsFailedError as error:
+            if chunk is None or self.error_col is not None:
                 raise
+            raise InferenceError(
+                f"{self.model} failed on {chunk.rows}: {error}"
+            ) from error.__cause__
+        except ScorerLostError as error:
             where = f" on {chunk.rows}" if chunk else ""
-            kind = ScorerLostError if isinstance(error, ScorerLostError) else InferenceError
-            raise kind(f"{self.model} failed{where}: {error}") from error.__cause__
+            raise ScorerLostError(f"{self.model} failed{where}: {error}") from None
+        except InferenceError as error:
+            raise InferenceError(f"{self.model}: {error}") from error.__cause__
 
     def _chunk(self, start: int, columns: Columns) -> Chunk:
         given = columns[: len(self.inputs)]

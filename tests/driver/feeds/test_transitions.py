@@ -303,18 +303,6 @@ def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -
     assert isinstance(kept, fs.KeepProblem)
 
 
-def test_who_waits_is_told_when_the_cluster_ends_whatever_it_does() -> None:
-    closed = FeedClosedError("the cluster was shut down")
-    play = Play()
-    play.asked(ticket=1)
-    play.asked(ticket=2)
-    assert play.seen(problem=closed, generation=None, world=None) == [
-        fs.CancelJob(1),
-        *(fs.Answer(ticket, closed) for ticket in (1, 2)),
-    ]
-    assert play.asked(ticket=4) == [fs.Answer(4, closed)]
-
-
 # against simulated nodes
 
 

@@ -114,4 +114,4 @@ def test_function_that_exits_fails_the_task_and_may_stop_the_loop(
         raise kind("over")
 
     with pytest.raises(InferenceError, match=f"it failed on rows 2 to 2: {kind.__name__}: over"):
-        list(scoring(exits, 3, error_col="why"))
+        list(scoring(exits, 3))
