@@ -38,6 +38,7 @@ def test_module_prints_its_version() -> None:
     assert said == f"sparkdl {__version__}\n"
 
 
+@pytest.mark.smoke
 @pytest.mark.torch
 def test_program_runs_in_several_processes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

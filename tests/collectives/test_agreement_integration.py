@@ -218,6 +218,7 @@ def three(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
         yield made
 
 
+@pytest.mark.smoke
 @given(st.lists(plays(), min_size=1, max_size=6))
 def test_members_agree_or_are_told_what_each_called(three: Lab, played: list[Play]) -> None:
     ends = [number for number, play in enumerate(played, 1) if play.gone]

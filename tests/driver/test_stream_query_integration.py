@@ -99,7 +99,9 @@ def test_query_goes_on_from_its_checkpoint_and_few_rows_wait_for_more(
     assert sorted(x for step in one + other for x in step) == list(range(56)), "each row once"
 
 
+@pytest.mark.parametrize("wide", [8, 1 << 13], ids=["nodes_hold_all", "nodes_hold_a_part"])
 def test_micro_batch_that_a_stop_interrupts_comes_again_as_a_whole(
+    wide: int,
     spark_cluster: SparkSession,
     on_spark: Lab,
     feed: str,
@@ -108,12 +110,15 @@ def test_micro_batch_that_a_stop_interrupts_comes_again_as_a_whole(
 ) -> None:
     files, offsets = Files(spark_cluster, tmp_path), str(tmp_path / "offsets")
     train = partial(on_spark.cluster.train_stream, feed=feed, checkpoint_location=offsets)
-    for rows in (1, 602):  # the first waits for more; the second is more than nodes can hold
-        files.write(rows, wide=1 << 13)
+    for rows in (1, 602):  # the first waits for more
+        files.write(rows, wide=wide)
     with Meetings(size=3) as held:
         on_spark.begin(read, {"held": held.port, "feed": feed})
         query = train(files.stream())
         assert until(lambda: held.waiting == 2, SOON_S), "the nodes do not stand still"
+        if wide == 8:  # the feed waits for the nodes alone
+            jobs = spark_cluster.sparkContext.statusTracker()
+            assert until(lambda: not jobs.getActiveJobsIds(), SOON_S)
         query.stop()
         assert (query.isActive, query.exception()) == (False, None)
         assert until(lambda: ": 1 rows too few for a step" in caplog.text, SOON_S)
@@ -123,7 +128,7 @@ def test_micro_batch_that_a_stop_interrupts_comes_again_as_a_whole(
         one, other = on_spark.ended(feed)
     used = [x for step in one + other for x in step]
     assert set(used) | {0} == set(range(603))
-    assert len(used) > 603, "its first part twice"
+    assert len(used) > 603, "what nodes had of it is used twice"
 
 
 def has_enough(args: None, ctx: NodeContext) -> None:

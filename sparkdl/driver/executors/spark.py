@@ -276,7 +276,7 @@ class QueryStoppedError(SparkdlError):
 def _start_query(  # noqa: C901 (small functions that share one query)
     data: Any,
     thread: Thread,
-    feed: Callable[[Any], object],
+    feed: Callable[..., object],
     is_wanted: Callable[[], bool],
     nodes: Callable[[], int],
     *,
@@ -292,6 +292,7 @@ def _start_query(  # noqa: C901 (small functions that share one query)
     # The user's session: with a micro-batch's copy `createDataFrame` would make that the active
     # one.
     session, waiting = data.sparkSession, list[Any]()
+    stopped = threading.Event()
     started: Future[StreamingQuery] = Future()
 
     def is_used(batch: DataFrame) -> bool:
@@ -301,7 +302,8 @@ def _start_query(  # noqa: C901 (small functions that share one query)
         count = nodes()
         first = batch.take(count)
         if len(first) >= count:
-            feed(batch)
+            # A stop by the user has to end a call that waits for the nodes.
+            feed(batch, is_wanted=lambda: not stopped.is_set())
             if not is_wanted():
                 return False
             first = []
@@ -317,8 +319,8 @@ def _start_query(  # noqa: C901 (small functions that share one query)
             if query.isActive:
                 raise
         # A return would commit rows that no node has used. `stop` is on its way from `watch`.
-        stopped = Deadline.after(_STARTED_S)
-        while query.isActive and not stopped.has_passed:
+        deadline = Deadline.after(_STARTED_S)
+        while query.isActive and not deadline.has_passed:
             threading.Event().wait(_LOOK_S)
         raise QueryStoppedError(_INTERRUPTED)
 
@@ -327,6 +329,8 @@ def _start_query(  # noqa: C901 (small functions that share one query)
             while query.isActive and is_wanted():
                 threading.Event().wait(_LOOK_S)
             is_over = not is_wanted()
+            if not is_over:
+                stopped.set()
             query.stop()
             if waiting and not is_over:
                 text = "Query %s ended: %d rows too few for a step are committed and may be unused"

@@ -116,12 +116,20 @@ class Feeds:
         return query
 
     def feed_micro_batch(
-        self, name: str, data: Any, timeout_s: float | None = None, to: str | None = None
+        self,
+        name: str,
+        data: Any,
+        timeout_s: float | None = None,
+        to: str | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Feed one micro-batch of a stream, as an epoch; its source brings it once."""
+        """Feed one micro-batch of a stream, as an epoch; its source brings it once.
+
+        Once it is not wanted any more, the call ends with a FeedClosedError.
+        """
         self.feed_spec(name, timeout_s, to)  # checks the arguments
         request = FeedRequest(data, 1, timeout_s, to, is_micro_batch=True)
-        report = self._call(name, request, False)
+        report = self._call(name, request, False, is_wanted)
         _log.info("Feed %r: a micro-batch of %d rows was read", name, report.rows_fed)
 
     def wants_more(self, name: str, to: str | None = None) -> Callable[[], bool]:
@@ -184,7 +192,13 @@ class Feeds:
             raise failure
         return self._runner
 
-    def _call(self, name: str, request: FeedRequest, show: bool | None) -> FeedReport:
+    def _call(
+        self,
+        name: str,
+        request: FeedRequest,
+        show: bool | None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> FeedReport:
         """Feed a call, in a thread that no interrupt reaches; return its report."""
 
         def call() -> FeedReport:
@@ -194,9 +208,10 @@ class Feeds:
                 with FeedBar(name, request.epochs, show, rows) as bar:
                     stall = StallWarning(self.controller)
 
-                    def on_poll() -> None:
+                    def on_poll() -> bool:
                         self._show_rows(runner, name, bar)
                         stall.look()
+                        return is_wanted()
 
                     report = runner.ask(name, request, job_thread, on_poll)
                     self._show_rows(runner, name, bar, report)

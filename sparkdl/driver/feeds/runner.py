@@ -195,9 +195,12 @@ class FeedRunner:
     # from any thread
 
     def ask(
-        self, feed: str, request: FeedRequest, job_thread: JobThread, on_poll: Callable[[], None]
+        self, feed: str, request: FeedRequest, job_thread: JobThread, on_poll: Callable[[], bool]
     ) -> FeedReport:
-        """Queue a request, whose jobs `job_thread` runs; call `on_poll` until an answer comes."""
+        """Queue a request, whose jobs `job_thread` runs; call `on_poll` until an answer comes.
+
+        Once it returns false, the request is withdrawn.
+        """
         ticket = next(self._tickets)
         # Before the request: the loop may start the job as soon as it has that.
         self._job_threads[ticket] = job_thread
@@ -208,7 +211,8 @@ class FeedRunner:
             # A closed loop answers no more, so the wait looks up now and then.
             if self._controller.is_closed:
                 raise FeedClosedError("the cluster has been shut down")
-            on_poll()
+            if not on_poll():
+                self._controller.soon(self._handle, feed, fs.Withdrawn(ticket))
         answer = self._answers.pop(ticket)
         if isinstance(answer, Exception):
             raise answer

@@ -235,6 +235,13 @@ class Requested:
 
 
 @dataclass(frozen=True)
+class Withdrawn:
+    """The caller does not want a request any more."""
+
+    ticket: int
+
+
+@dataclass(frozen=True)
 class JobEnded:
     job: int
     fed: tuple[FedPartition, ...]
@@ -254,7 +261,7 @@ class DeadlinePassed:
     """The state's deadline has passed."""
 
 
-Event = NodesSeen | RowsSpooled | Requested | JobEnded | JobFailed | DeadlinePassed
+Event = NodesSeen | RowsSpooled | Requested | Withdrawn | JobEnded | JobFailed | DeadlinePassed
 
 
 # actions

@@ -62,6 +62,7 @@ from sparkdl.driver.feeds.state import (
     Step,
     W,
     Warn,
+    Withdrawn,
     added,
     with_feed,
     with_run,
@@ -184,7 +185,10 @@ def _look_opening(state: Opening, now_s: float) -> Step[Opening | Delivering]:
     run = state.run
     if not is_over and not all(count.began >= run.epoch for count in counts.values()):
         return state, []
-    return _deliver(state.feed, run, run.call.jobs[run.now.epoch])
+    after, actions = _deliver(state.feed, run, run.call.jobs[run.now.epoch])
+    if state.error is not None:
+        after = replace(after, error=state.error, deadline_s=now_s)
+    return after, actions
 
 
 # bringing the rows of an epoch
@@ -570,6 +574,23 @@ def _requested(state: S, event: Requested, now_s: float) -> Step[S]:
     return with_feed(state, requests=(*state.feed.requests, event.request)), []
 
 
+def _withdrawn(state: S, event: Withdrawn, now_s: float) -> Step[S]:
+    """End a call with an error. Nodes keep the rows that they have received."""
+    feed = state.feed
+    asked = next((each for each in feed.requests if each.ticket == event.ticket), None)
+    if asked is None:  # it has been answered meanwhile
+        return state, []
+    error = FeedClosedError(f"feed {feed.name!r}: the call has been withdrawn")
+    if not isinstance(state, Idle) and state.run.call is asked.call:
+        is_asking = isinstance(state, Opening | CuttingShort)  # and agents are about to answer
+        deadline_s = state.deadline_s if is_asking else now_s
+        return replace(state, error=error, deadline_s=deadline_s), []
+    if asked.call is not None:
+        feed.history.mark_failed(asked.call)
+    requests = tuple(each for each in feed.requests if each is not asked)
+    return with_feed(state, requests=requests), [Answer(event.ticket, error)]
+
+
 def _idle_seen(state: Idle, event: NodesSeen, now_s: float) -> Step[Idle]:
     return with_feed(state, nodes=event.nodes), []
 
@@ -644,6 +665,7 @@ _IN_ANY: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     NodesSeen: _seen,
     RowsSpooled: _spooled,
     Requested: _requested,
+    Withdrawn: _withdrawn,
     JobEnded: stay,
     JobFailed: stay,
     DeadlinePassed: stay,

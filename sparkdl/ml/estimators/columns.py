@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from sparkdl.control.values import MAX_VALUE_NBYTES
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.transfer.files import PIECE_NBYTES, SentFile, digest_of
 from sparkdl.ml.scoring.source import Signature, Tensor, local_path
@@ -133,15 +134,24 @@ def check_size(column: str, size: int, tensor: Tensor) -> None:
 def returned_model(
     file: Path, signature: Signature, task: Task, ctx: NodeContext
 ) -> dict[str, Any]:
-    """Return a trained model as the chief returns it: `signature` as JSON, `file` or `path`.
+    """Return a trained model as the chief returns it.
 
     Args:
-        file: in `left_folder`, where the driver fetches it if the task has no `model_dir`.
+        file: in `left_folder`.
+
+    Returns:
+        `signature` as JSON, and `path` in the task's `model_dir`. Without one, `content` if it fits
+        into the answer, which needs no further port, or `file`, which the driver fetches.
     """
-    found = {"signature": msgspec.json.encode(signature).decode()}
+    found: dict[str, Any] = {"signature": msgspec.json.encode(signature).decode()}
     if task.model_dir is None:
-        sent = SentFile(file.name, file.stat().st_size, digest_of(file))
-        return {**found, "file": msgspec.to_builtins(sent)}
+        nbytes = file.stat().st_size
+        if nbytes > MAX_VALUE_NBYTES * 9 // 10:
+            sent = SentFile(file.name, nbytes, digest_of(file))
+            return {**found, "file": msgspec.to_builtins(sent)}
+        found["content"] = file.read_bytes()
+        file.unlink()  # an agent stays while it has a file for the driver
+        return found
     path = f"{local_path(ctx.absolute_path(task.model_dir))}/{file.name}"
     storage, inner = locate(path)
     system = open_storage(storage)

@@ -139,7 +139,7 @@ class NetworkEstimator(
         fetched: list[ModelFile] = []
 
         def take(cluster: Cluster, chief: Mapping[str, Any]) -> None:
-            if "file" in chief:  # else it is in `model_dir`
+            if "file" in chief:
                 sent = msgspec.convert(chief["file"], SentFile)
                 spec = cluster._feeds.feed_spec(DEFAULT_FEED, None)
                 fetch = partial(fetch_file, spec, spec.targets[0].uri, sent)
@@ -150,7 +150,8 @@ class NetworkEstimator(
             raise ResultError("the chief's model did not reach the driver; see the log above")
         chief: dict[str, Any] = summary.results[0]
         if not fetched:
-            fetched = [ModelFile.of(_read(dataset.sparkSession, chief["path"]), self._format)]
+            content = chief.get("content") or _read(dataset.sparkSession, chief["path"])
+            fetched = [ModelFile.of(content, self._format)]
         return fetched[0], msgspec.json.decode(chief["signature"], type=Signature), summary
 
     def _with_values(self, model: M, summary: TrainingSummary) -> M:

@@ -88,6 +88,7 @@ class Failed(msgspec.Struct, frozen=True):
 
     text: str
     is_loaded: bool
+    is_async: bool = False
 
 
 encode_piece = msgspec.msgpack.Encoder(enc_hook=type_encoded).encode
@@ -241,6 +242,7 @@ class ScorerClient:
             self.is_async = answer.app_metadata is not None
             return list(answer.data.columns)
         failed = msgspec.msgpack.decode(answer.app_metadata, type=Failed)
+        self.is_async = failed.is_async
         raise (RowsFailedError if failed.is_loaded else InferenceError)(failed.text)
 
     def close(self) -> None:

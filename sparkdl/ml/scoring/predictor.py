@@ -7,6 +7,7 @@ import concurrent.futures
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from inspect import isawaitable, iscoroutine, iscoroutinefunction
 from typing import Any
 
@@ -98,10 +99,9 @@ class AsyncPredictor(Predictor):
     def __init__(self, run: Callable[[Mapping[str, Array]], Any]) -> None:
         super().__init__(Signature((), ()), run, lambda values: values)
         self._loop = asyncio.new_event_loop()
-        threading.Thread(
-            target=_serve, args=(self._loop,), name="sparkdl-async", daemon=True
-        ).start()
-        weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+        end = self._loop.create_future()
+        threading.Thread(target=_serve, args=(end,), name="sparkdl-async", daemon=True).start()
+        weakref.finalize(self, self._loop.call_soon_threadsafe, end.set_result, None)
 
     def columns(
         self, values: Mapping[str, Array], outputs: Sequence[OutputColumn]
@@ -117,8 +117,8 @@ class AsyncPredictor(Predictor):
     ) -> list[pa.Array] | RowsFailedError:
         try:
             return self._columns(await self._run(values), values, outputs)
-        # Returned: asyncio logs an error that a cancelled call raises, and SystemExit ends a loop.
-        except (Exception, asyncio.CancelledError, SystemExit) as error:  # noqa: BLE001
+        # Returned: asyncio logs an error that a cancelled call raises, and an exit ends a loop.
+        except BaseException as error:  # noqa: BLE001
             return _rows_failed(error)
 
 
@@ -138,12 +138,13 @@ def _rows_failed(error: BaseException) -> RowsFailedError:
     return failed
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+def _serve(end: asyncio.Future[None]) -> None:
+    asyncio.set_event_loop(loop := end.get_loop())
+    while not (end.done() or loop.is_closed()):
+        # A task of the function's may stop the loop, or exit: those who await it learn of that.
+        with suppress(BaseException):
+            loop.run_until_complete(end)
+    loop.close()
 
 
 def load_function(source: ModelSource, share: Share | None) -> Predictor:

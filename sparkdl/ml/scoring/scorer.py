@@ -30,7 +30,7 @@ from sparkdl.core.errors import in_words
 from sparkdl.core.imports import quick_imports
 from sparkdl.ml.scoring import client
 from sparkdl.ml.scoring.loaded import load
-from sparkdl.ml.scoring.predictor import AsyncPredictor, Call, Predictor, RowsFailedError, answer_of
+from sparkdl.ml.scoring.predictor import AsyncPredictor, Call, Predictor, answer_of
 from sparkdl.ml.scoring.share import Share
 from sparkdl.node.gpus import claim_name
 from sparkdl.values.ndarrays import Array
@@ -115,14 +115,15 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
                 columns = model.columns(rows.values, rows.piece.outputs)
             else:
                 columns = answer_of(model)
-        except RowsFailedError as error:
+            found = pa.RecordBatch.from_arrays(columns, list(map(str, range(len(columns)))))
+        except BaseException as error:  # noqa: BLE001 (its task waits for an answer)
             self._failed.add(rows.piece.task)
             if len(self._failed) >= _MAX_FAILED:  # the model's state may be broken, or the GPU's
                 self._close()
-            return client.Failed(str(error), True)
+            return client.Failed(str(error), True, self._is_async)
         # An answer in between shows that the model is well, and that those tasks' rows were not.
         self._failed.clear()
-        return pa.RecordBatch.from_arrays(columns, list(map(str, range(len(columns)))))
+        return found
 
     # calls
 
@@ -211,7 +212,7 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
         while True:
             passed = _pass_on(passed)
             has_owners = has_owners and all(owner.is_running() for owner in owners)
-            for call, context in list(self._calls.items()):
+            for call, context in self._calls.copy().items():
                 if context.is_cancelled():
                     call.cancel()
             with self._changed:

@@ -208,7 +208,7 @@ class Score:
                 count = len(parts) - len(unsent)
                 waiting = chain(unsent, following)
                 while count < calls.window and (part := next(waiting, None)) is not None:
-                    self._send(part, calls, parts[0])
+                    self._send(part, calls, parts)
                     count += 1
                 if not parts:
                     return
@@ -231,7 +231,7 @@ class Score:
                     answer.append(pa.array([text] * len(part.columns[0]), pa.string()))
                 yield part.chunk, answer
 
-    def _send(self, part: _Part, calls: _Calls, oldest: _Part) -> None:
+    def _send(self, part: _Part, calls: _Calls, parts: Iterable[_Part]) -> None:
         try:
             part.chunk = self._chunk(part.start, part.columns)
         except FeedTypeError as error:
@@ -240,7 +240,8 @@ class Score:
         if not part.chunk.values:
             part.answer = list
             return
-        with self._explained(oldest.chunk):
+        # The oldest that was sent: it may have ended the scorer.
+        with self._explained(next(p.chunk for p in parts if p.chunk and p.chunk.values)):
             part.answer = calls.send(part.chunk)
 
     @contextmanager

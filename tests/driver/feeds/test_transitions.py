@@ -303,18 +303,6 @@ def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -
     assert isinstance(kept, fs.KeepProblem)
 
 
-def test_who_waits_is_told_when_the_cluster_ends_whatever_it_does() -> None:
-    closed = FeedClosedError("the cluster was shut down")
-    play = Play()
-    play.asked(ticket=1)
-    play.asked(ticket=2)
-    assert play.seen(problem=closed, generation=None, world=None) == [
-        fs.CancelJob(1),
-        *(fs.Answer(ticket, closed) for ticket in (1, 2)),
-    ]
-    assert play.asked(ticket=4) == [fs.Answer(4, closed)]
-
-
 # against simulated nodes
 
 
@@ -602,6 +590,12 @@ class Simulation:
         self.take(fs.JobEnded(number, done))
         return True
 
+    def withdraw(self) -> bool:
+        if not self.asked:
+            return False
+        self.take(fs.Withdrawn(self.draw(len(self.asked))))
+        return True
+
     def read(self) -> bool:
         order = [*self.nodes.values()]
         first = self.draw(len(order))
@@ -764,6 +758,7 @@ def played(seed: int, *faults: str) -> Simulation:
 
 
 SEEDS = st.integers(0, 1 << 32)
+FAULTS = ("restart", "repeat", "lose", "terminate", "give_time", "shut_down", "withdraw")
 
 
 @given(SEEDS)
@@ -787,10 +782,7 @@ def test_every_row_is_used_once_an_epoch_whenever_nodes_die(seed: int) -> None:
     assert simulation.model() == expected
 
 
-@given(
-    SEEDS,
-    st.sets(st.sampled_from(["restart", "repeat", "lose", "terminate", "give_time", "shut_down"])),
-)
+@given(SEEDS, st.sets(st.sampled_from(FAULTS)))
 def test_no_row_is_used_twice_an_epoch_and_nobody_waits_whatever_happens(
     seed: int, faults: set[str]
 ) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.core.files import left_folder
 from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.torch_batch import loss_of
 from sparkdl.ml.estimators.torch_train import TorchTask, traced, train
@@ -55,7 +54,7 @@ def test_module_and_function_train_alike() -> None:
         result = train(task(made=made), ctx)
         losses, weights = alone(2)
         assert result["history"]["loss"] == pytest.approx(losses, rel=1e-5)
-        found = weights_of(module_of(left_folder() / result["file"]["name"]))
+        found = weights_of(module_of(result["content"]))
         assert all(map(np.allclose, found, weights))
         assert signature_of(result) == ["output_0 (float32 [?, 1])"]
 
@@ -125,7 +124,7 @@ def test_compiled_module_trains_compiled_and_is_returned_plain() -> None:
     assert next(iter(compiled.state_dict())) == "_orig_mod.0.weight", "the user's own stays"
     result = train(task(made=lambda: torch.compile(net(), backend=backend)), ctx)
     assert result["history"]["loss"] == pytest.approx(alone(2)[0], rel=1e-5)
-    found = module_of(left_folder() / result["file"]["name"])
+    found = module_of(result["content"])
     assert list(found.state_dict()) == list(net().state_dict())
     assert all(map(np.allclose, weights_of(found), alone(2)[1]))
     assert graphs

@@ -8,17 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
 from sparkdl.core.options import Startup
-from sparkdl.driver.handle import Cluster
-from sparkdl.feed.transfer.files import SentFile
 from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.torch_train import ModuleTask, TorchTask, train
-from sparkdl.ml.model_file import ModelFile, fetch_file
 from sparkdl.ml.scoring.torch import module_of
 from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import launch
@@ -75,14 +71,12 @@ def fitted(nodes: Lab, asked: ModuleTask, epochs: int | None = None, rows: Any =
     return nodes.results()
 
 
-def trained(results: list[Any], cluster: Cluster) -> Any:
-    """Return the module that the chief has left."""
+def trained(results: list[Any]) -> Any:
+    """Return the module that the chief returned."""
     others = [["history"]] * (len(results) - 1)
-    assert [sorted(each) for each in results] == [["file", "history", "signature"], *others]
+    assert [sorted(each) for each in results] == [["content", "history", "signature"], *others]
     assert all(each["history"] == results[0]["history"] for each in results)
-    sent, spec = msgspec.convert(results[0]["file"], SentFile), cluster._feeds.feed_spec("x", None)
-    fetch = partial(fetch_file, spec, spec.targets[0].uri, sent)
-    return module_of(ModelFile("module", fetch).path)
+    return module_of(results[0]["content"])
 
 
 @pytest.mark.smoke
@@ -90,7 +84,7 @@ def test_two_nodes_train_as_one_process_does(nodes: Lab) -> None:
     results = fitted(nodes, task(weighted=True))
     losses, weights = alone(EPOCHS, weighted=True)
     assert results[0]["history"]["loss"] == pytest.approx(losses, rel=1e-4)
-    found = weights_of(trained(results, nodes.cluster))
+    found = weights_of(trained(results))
     assert all(map(partial(np.allclose, atol=1e-4), found, weights))
 
 
@@ -103,9 +97,7 @@ def test_module_of_lightning_trains_as_alone_and_its_logs_are_the_history(nodes:
     assert results[0]["history"]["epoch"] == [0.0, 1.0, 2.0, 3.0, 4.0]
     losses, weights = alone(EPOCHS, weighted=True, rows=[0] * ROWS)
     assert results[0]["history"]["loss"] == pytest.approx(losses, rel=1e-4)
-    assert all(
-        map(partial(np.allclose, atol=1e-4), weights_of(trained(results, nodes.cluster)), weights)
-    )
+    assert all(map(partial(np.allclose, atol=1e-4), weights_of(trained(results)), weights))
 
 
 @pytest.mark.smoke
@@ -122,10 +114,7 @@ def test_history_is_the_mean_over_all_rows_however_they_lie(nodes: Lab) -> None:
     import torch
 
     with torch.no_grad():
-        errors = (
-            trained(results, nodes.cluster)(torch.tensor([row["x"] for row in DATA]))[:, 0].numpy()
-            - Y
-        )
+        errors = trained(results)(torch.tensor([row["x"] for row in DATA]))[:, 0].numpy() - Y
     for prefix, rows in (("", slice(None)), ("val_", slice(7))):
         means = {"loss": (errors**2 * W)[rows].mean(), "mae": abs(errors)[rows].mean()}
         means["mse"] = (errors**2)[rows].mean()
@@ -138,7 +127,7 @@ def test_lone_rows_are_no_trouble_to_batch_norm(nodes: Lab) -> None:
     labelled = [{**row, "y": float(row["y"] > 0)} for row in DATA[:33]]
     asked = task(made=normed, loss="CrossEntropyLoss", batch_size=4, metrics=["accuracy"], epochs=8)
     results = fitted(nodes, asked, rows=labelled)
-    module = trained(results, nodes.cluster)
+    module = trained(results)
     assert all(np.isfinite(each.numpy()).all() for each in module.buffers())
     assert module[1].running_var.numpy() != pytest.approx(1.0)
     losses = results[0]["history"]["loss"]
@@ -153,9 +142,7 @@ def test_callbacks_stop_all_nodes_and_the_best_checkpoint_is_the_model(nodes: La
     assert len(values) == 7
     assert min(values) == values[4]
     _, weights = alone(5)
-    assert all(
-        map(partial(np.allclose, atol=1e-4), weights_of(trained(results, nodes.cluster)), weights)
-    )
+    assert all(map(partial(np.allclose, atol=1e-4), weights_of(trained(results)), weights))
     results = fitted(nodes, task(callbacks=partial(stop_on_one, 1)), epochs=2)
     assert [len(each["history"]["loss"]) for each in results] == [2, 2]
 
@@ -188,11 +175,10 @@ def test_killed_fit_has_the_rows_the_history_and_the_end_of_an_undisturbed_one(
         report = cluster.feed(DATA, epochs=7)
         results = cluster.results(120.0)
         validating.result(60.0)
-        found = weights_of(trained(results, cluster))
     assert (tmp_path / "died").exists()
     assert report.rows_used >= EPOCHS * ROWS
     losses, weights = alone(3)
     history = results[0]["history"]
     assert history["loss"][:3] == pytest.approx(losses, rel=1e-4)
     assert [len(values) for values in history.values()] == [EPOCHS, EPOCHS], "two worse ones"
-    assert all(map(partial(np.allclose, atol=1e-4), found, weights))
+    assert all(map(partial(np.allclose, atol=1e-4), weights_of(trained(results)), weights))

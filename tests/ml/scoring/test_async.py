@@ -97,3 +97,21 @@ def test_task_that_ends_early_cancels_what_is_in_flight(scoring: Scoring) -> Non
 def test_function_that_only_returns_what_to_await_is_refused(scoring: Scoring) -> None:
     with pytest.raises(InferenceError, match="define it by `async def`"):
         list(scoring(lambda columns: meet(columns), 1))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_function_that_exits_fails_the_task_and_may_stop_the_loop(
+    scoring: Scoring, kind: type[BaseException]
+) -> None:
+    async def exits(columns: dict[str, Any]) -> Any:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0)
+        if columns["x"][0] == 2:
+            await asyncio.create_task(fail())
+        return columns["x"]
+
+    async def fail() -> None:
+        raise kind("over")
+
+    with pytest.raises(InferenceError, match=f"it failed on rows 2 to 2: {kind.__name__}: over"):
+        list(scoring(exits, 3))
