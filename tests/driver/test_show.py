@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import io
-import logging
 import os
 import pty
 import re
@@ -19,19 +18,8 @@ from typing import TextIO
 import pytest
 
 from sparkdl.driver.options import Observe
-from sparkdl.driver.show import FeedBar, has_audience, is_submitted, print_beside, printing
+from sparkdl.driver.show import FeedBar, has_audience, is_submitted, printing
 from tests.doubles.programs import output_of
-
-
-def on_screen(written: str) -> list[str]:
-    """Return the lines of a terminal: each carriage return begins its line anew, wiping nothing."""
-    lines = []
-    for line in written.replace("\r\n", "\n").split("\n"):
-        seen = ""
-        for part in line.split("\r"):
-            seen = part + seen[len(part) :]
-        lines.append(seen.rstrip())
-    return lines
 
 
 @dataclass
@@ -50,10 +38,6 @@ class Terminal:
                 data += os.read(self.fd, 65536)
             except BlockingIOError:
                 return data.decode()
-
-    def lines(self) -> list[str]:
-        """Return what stands on it."""
-        return on_screen(self.shown())
 
 
 @contextmanager
@@ -86,25 +70,6 @@ def test_bar_has_a_total_the_time_left_and_the_loss_as_soon_as_they_are_known(
         bar.update(150, {"loss": 0.125}, is_last=True)
         after = terminal.shown().split("\r")[-1]
         assert re.search(r"50%\|.*\| 150/300 \[\d\d:\d\d<\d\d:\d\d, .* rows/s, loss=0.125\]", after)
-
-
-def test_bar_goes_back_to_the_checkpoint_at_a_restart_and_the_warning_has_its_own_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    restarted = logging.makeLogRecord({"levelno": logging.WARNING, "msg": "nodes begin anew"})
-    with a_terminal(monkeypatch) as terminal:
-        with FeedBar("input", 1, None, lambda: 1000, period_s=0.0) as bar:
-            for rows in (0, 700):
-                bar.update(rows, {})
-            logging.getLogger().handle(restarted)
-            print_beside("[worker:0] of a node")
-            for rows in (600, 900):
-                bar.update(rows, {}, is_last=True)
-            assert bar._bar.format_dict["initial"] == 0
-        warning, line, last, _ = terminal.lines()
-    assert (warning, line) == ("nodes begin anew", "[worker:0] of a node")
-    assert "90%" in last
-    assert "900/1000" in last
 
 
 @pytest.mark.parametrize("is_shown", [None, False])

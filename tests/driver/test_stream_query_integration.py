@@ -117,8 +117,7 @@ def test_micro_batch_that_a_stop_interrupts_comes_again_as_a_whole(
         query = train(files.stream())
         assert until(lambda: held.waiting == 2, SOON_S), "the nodes do not stand still"
         if wide == 8:  # the feed waits for the nodes alone
-            jobs = spark_cluster.sparkContext.statusTracker()
-            assert until(lambda: not jobs.getActiveJobsIds(), SOON_S)
+            assert until(lambda: not spark_cluster.sparkContext.statusTracker().getActiveJobsIds())
         query.stop()
         assert (query.isActive, query.exception()) == (False, None)
         assert until(lambda: ": 1 rows too few for a step" in caplog.text, SOON_S)
