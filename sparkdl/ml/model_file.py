@@ -21,6 +21,7 @@ import pyarrow.flight as flight
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ResultError
+from sparkdl.core.texts import docs_page
 from sparkdl.feed.transfer.files import FilePiece, SentFile, digest_of
 from sparkdl.feed.transfer.messages import BROKEN, FeedSpec, flight_reason
 from sparkdl.ml.scoring.source import Format, ModelSource
@@ -29,8 +30,8 @@ _PATIENCE_S = 60.0
 """For which no piece may come before the driver gives up."""
 _PAUSE_S = 0.5
 _ADVICE = (
-    "The driver must reach the agents' ports on the executors (docs/security.md#ports). Or set "
-    "model_dir to a folder that nodes and driver share"
+    f"The driver must reach the agents' ports ({docs_page('security', 'ports')}). Or set model_dir "
+    "to a folder that nodes and driver share"
 )
 
 

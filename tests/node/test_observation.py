@@ -92,8 +92,8 @@ def test_lines_are_what_a_terminal_would_show_last(
     assert log.new_lines(is_last=True) == lines
 
 
-@given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]),
-                        min_size=1), max_size=12),
+@given(st.lists(st.text(st.characters(exclude_characters="\r\n\u2063", exclude_categories=["Cs"]),
+                        min_size=1), max_size=12),  # \u2063 marks lines of errors
        st.data())  # fmt: skip
 def test_lines_arrive_whole_however_they_were_written(
     words: list[str], data: st.DataObject
