@@ -91,7 +91,7 @@ build/spark.jsa: $(VENV)/.installed tests/doubles/classes.py tests/doubles/sessi
 	@$(with_java) $(bin)/python -m tests.doubles.classes $@ >/dev/null 2>&1 || true  # tests also run without it
 
 test: setup  ## run the tests that this machine can run, except for the deep ones
-	@$(with_java) $(with_browser) $(pytest) $(ARGS)
+	@$(with_java) $(with_browser) $(pytest) $(patsubst %,--ignore=%,$(in_check)) $(ARGS)
 
 # pytest exits with 5 if a folder has no deep tests.
 changed = $(wildcard $(shell git diff --name-only $(CHANGED) | sed -nE \
@@ -136,12 +136,13 @@ soak: setup  ## inject random faults into trainings for MINUTES (1), by SEED; no
 docs: setup  ## build the documentation site in build/site
 	@$(bin)/python -m scripts.site
 
+in_check := tests/test_architecture.py tests/test_docs.py
 check: $(VENV)/.installed  ## lint, format, types, architecture, spelling
 	@$(bin)/ruff check .
 	@$(bin)/ruff format --check .
 	@$(bin)/mypy
 	@$(bin)/codespell
-	@$(bin)/python -m pytest -q tests/test_architecture.py tests/test_docs.py
+	@$(bin)/python -m pytest -q $(in_check)
 
 $(PEERS)/.installed: benchmarks/requirements-peers.txt
 	@$(find_python) \

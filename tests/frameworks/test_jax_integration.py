@@ -59,6 +59,7 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
     return {"losses": losses, "weights": np.asarray(whole), "resumed": last and last.step}
 
 
+@pytest.mark.smoke
 def test_training_that_lost_the_coordinator_equals_an_undisturbed_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -52,9 +52,8 @@ def test_what_is_cut_changed_gone_or_elsewhere_is_an_error(
         with pytest.raises(ResultError, match=match):
             fetch_file(SPEC, uri, wanted, tmp_path / "target", patience_s=0.2)
 
-    with (tmp_path / sent.name).open("rb+") as file:
+    with (tmp_path / sent.name).open("rb+", buffering=0) as file:
         file.write(b"other")
-        file.flush()
         fails(f"{NBYTES} of {NBYTES} bytes .*checksum is not that of the node's.*set model_dir")
         file.truncate(PIECE_NBYTES)
         fails(f"fit_1.pt did not .*: {PIECE_NBYTES} of {NBYTES} bytes came .*the file ends there")
