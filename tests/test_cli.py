@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from sparkdl.cli import main
-from sparkdl.version import __version__
-from tests.doubles.programs import output_of
 
 PROGRAM = """
 import sys
@@ -31,11 +29,6 @@ if "--raise" in sys.argv:
     1 / 0
 sys.exit(3)
 """
-
-
-def test_module_prints_its_version() -> None:
-    said = output_of(sys.executable, "-m", "sparkdl", "--version")
-    assert said == f"sparkdl {__version__}\n"
 
 
 @pytest.mark.smoke

@@ -209,6 +209,7 @@ class FirstBatch:
         yield self.columns
 
 
+@pytest.mark.smoke
 def test_nodes_that_share_global_arrays_compute_what_one_process_would(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

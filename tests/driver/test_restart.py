@@ -133,6 +133,7 @@ def _read(part: Path) -> list[int]:
     return rows
 
 
+@pytest.mark.smoke
 def test_rows_of_a_world_that_shrinks_and_grows_are_used_once(
     tmp_path: Path, no_room: Path
 ) -> None:
