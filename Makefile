@@ -90,7 +90,7 @@ test test-deep test-hosts test-connect test-matrix test-spark-3.5 coverage: buil
 build/spark.jsa: $(VENV)/.installed tests/doubles/classes.py tests/doubles/sessions.py
 	@$(with_java) $(bin)/python -m tests.doubles.classes $@ >/dev/null 2>&1 || true  # tests also run without it
 
-test: setup  ## run the tests that this machine can run, except for the deep ones
+test: setup  ## run the tests that this machine can run, except for those of check and the deep ones
 	@$(with_java) $(with_browser) $(pytest) $(patsubst %,--ignore=%,$(in_check)) $(ARGS)
 
 # pytest exits with 5 if a folder has no deep tests.

@@ -1,4 +1,4 @@
-"""A model's file, which travels and is saved without ever being in memory as a whole.
+"""A model's file at the driver, and how it comes there from a node.
 
 Runs in: driver
 """
@@ -55,7 +55,8 @@ class ModelFile:
 
     @classmethod
     def of(cls, content: bytes, kind: Format) -> ModelFile:
-        return cls(kind, lambda path: path.write_bytes(content))
+        digest = hashlib.sha256(content).hexdigest()
+        return cls(kind, lambda path: path.write_bytes(content), digest)
 
     def __reduce__(self) -> Any:
         return ModelFile.of, (self.path.read_bytes(), self.kind)

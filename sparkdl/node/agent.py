@@ -273,7 +273,7 @@ class Agent:
         agent_spec, address = self._agent_spec, ""
         # Only a node that may get rows opens a port for them.
         if self._spec.is_fed and agent_spec.node.role.can_be_fed:
-            address = self._feeds.listen(self._child.host, agent_spec.tls)
+            address = self._feeds.listen(self._child.host, agent_spec.tls, self._left)
         return messages.Hello(
             node_id=agent_spec.node_id,
             task=agent_spec.task,

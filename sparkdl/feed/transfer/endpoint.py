@@ -21,7 +21,6 @@ from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.failure import FailureKind
-from sparkdl.core.files import LEFT, SCRATCH
 from sparkdl.core.throttle import LOTS_PER_S, Throttle, period_s
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment
@@ -158,11 +157,10 @@ class NodeFeeds:
         needs_s = period_s(ASSIGN_PERIOD_S, nodes, LOTS_PER_S)
         self._needs = Throttle(self._loop, self._report_needs, needs_s)
 
-    def listen(self, host: str, tls: Tls | None = None) -> str:
+    def listen(self, host: str, tls: Tls | None = None, files: Path = Path("/dev/null")) -> str:
         on_lacking = partial(self._soon, self._note_lacking)
-        folder = (self.store.budget.folder or Path("/dev/null")) / SCRATCH / LEFT
         token = self._directory.spec.token
-        self._receiver = FlightServer(host, token, self.store, tls, on_lacking, folder)
+        self._receiver = FlightServer(host, token, self.store, tls, on_lacking, files)
         return self._receiver.uri
 
     def _feed(self, name: str) -> NodeFeed:

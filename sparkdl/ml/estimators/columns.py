@@ -144,18 +144,18 @@ def returned_model(
         into the answer, which needs no further port, or `file`, which the driver fetches.
     """
     found: dict[str, Any] = {"signature": msgspec.json.encode(signature).decode()}
-    if task.model_dir is None:
-        nbytes = file.stat().st_size
-        if nbytes > MAX_VALUE_NBYTES * 9 // 10:
-            sent = SentFile(file.name, nbytes, digest_of(file))
-            return {**found, "file": msgspec.to_builtins(sent)}
+    nbytes = file.stat().st_size
+    if task.model_dir is not None:
+        found["path"] = path = f"{local_path(ctx.absolute_path(task.model_dir))}/{file.name}"
+        storage, inner = locate(path)
+        system = open_storage(storage)
+        system.create_dir(inner.rpartition("/")[0])
+        with file.open("rb") as source, system.open_output_stream(inner) as target:
+            shutil.copyfileobj(source, target, PIECE_NBYTES)
+    elif nbytes > MAX_VALUE_NBYTES * 9 // 10:
+        sent = SentFile(file.name, nbytes, digest_of(file))
+        return {**found, "file": msgspec.to_builtins(sent)}
+    else:
         found["content"] = file.read_bytes()
-        file.unlink()  # an agent stays while it has a file for the driver
-        return found
-    path = f"{local_path(ctx.absolute_path(task.model_dir))}/{file.name}"
-    storage, inner = locate(path)
-    system = open_storage(storage)
-    system.create_dir(inner.rpartition("/")[0])
-    with file.open("rb") as source, system.open_output_stream(inner) as target:
-        shutil.copyfileobj(source, target, PIECE_NBYTES)
-    return {**found, "path": path}
+    file.unlink()  # an agent stays while it has a file for the driver
+    return found

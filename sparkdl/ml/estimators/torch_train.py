@@ -165,6 +165,7 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
         if best and ctx.is_chief:
             state = load(best, "cpu", weights_only=False)["state_dict"]
     if not ctx.is_chief:
+        file.unlink()
         return {"history": notes.history}
     # A new one: the trained one has hooks, and wrappers of the training.
     module = module_of(file)
