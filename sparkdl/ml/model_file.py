@@ -12,6 +12,8 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,19 @@ import pyarrow.flight as flight
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ResultError
+from sparkdl.core.jobs import context_of
 from sparkdl.core.texts import docs_page
 from sparkdl.feed.transfer.files import FilePiece, SentFile, digest_of
 from sparkdl.feed.transfer.messages import BROKEN, FeedSpec, flight_reason
-from sparkdl.ml.scoring.source import Format, ModelSource
+from sparkdl.ml.scoring.source import SPARK_FILE, Format, ModelSource
 
 _PATIENCE_S = 60.0
 """For which no piece may come before the driver gives up."""
 _PAUSE_S = 0.5
+_PLAN_NBYTES = 64 << 20
+"""Above this a model is no part of a plan: Spark Connect ends at messages of 128 MB."""
+_served: list[ModelFile] = []
+"""Those that Spark's file server gives to executors, which may come at any time."""
 _ADVICE = (
     f"The driver must reach the agents' ports ({docs_page('security', 'ports')}). Or set model_dir "
     "to a folder that nodes and driver share"
@@ -48,6 +55,7 @@ class ModelFile:
         descriptor, name = tempfile.mkstemp(f".{kind}", "sparkdl-")
         os.close(descriptor)
         self.path, self.kind = Path(name), kind
+        self._sent: set[str] = set()
         weakref.finalize(self, _delete, self.path, os.getpid())
         write(self.path)
         self.digest = digest or digest_of(self.path)
@@ -58,13 +66,39 @@ class ModelFile:
         digest = hashlib.sha256(content).hexdigest()
         return cls(kind, lambda path: path.write_bytes(content), digest)
 
+    @classmethod
+    def moved(cls, path: Any, kind: Format) -> ModelFile:
+        """Return the model of a file, whose place it leaves."""
+        return cls(kind, partial(os.replace, path))
+
     def __reduce__(self) -> Any:
         return ModelFile.of, (self.path.read_bytes(), self.kind)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
     @property
     def source(self) -> ModelSource:
         """The model for this process; others cannot read it."""
         return ModelSource(str(self.path), self.kind, self.digest)
+
+    def source_for_tasks(self, spark: Any) -> ModelSource:
+        """Return the model for Spark's tasks: within their plan, or as a file of the application.
+
+        Spark copies such a file to each executor, once, and keeps it until the application ends.
+        """
+        if self.nbytes <= _PLAN_NBYTES:
+            return replace(self.source, path="", content=self.path.read_bytes())
+        context = context_of(spark)
+        owner = spark.session_id if context is None else context.applicationId
+        if owner not in self._sent:
+            if context is None:
+                spark.addArtifacts(str(self.path), file=True)
+            else:
+                context.addFile(str(self.path))
+                _served.append(self)
+            self._sent.add(owner)
+        return replace(self.source, path=SPARK_FILE + self.path.name)
 
 
 def _delete(path: Path, pid: int) -> None:

@@ -11,12 +11,17 @@ function by cloudpickle: load only those you trust, as with any pickle.
 from __future__ import annotations
 
 import io
+import os
+import shutil
+import tempfile
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, is_dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import cloudpickle
 import pyarrow as pa
@@ -35,12 +40,13 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import context_of, named_jobs
 from sparkdl.storage.systems import locate, open_storage
 
-Contents = Mapping[str, bytes]
-"""What a saved stage consists of beside its parameters, by name."""
+Contents = Mapping[str, bytes | os.PathLike[str]]
+"""What a saved stage consists of beside its parameters, by name: bytes or files; loaded, files."""
 _PIECE = "content binary"
 _ROW = "name string, offset long, content binary"
 _WRITE_NBYTES = 32 << 20
 """Of the rows that are written at once: Spark's driver and one task hold them in memory."""
+_COPY_NBYTES = 4 << 20
 
 
 class StageWriter(MLWriter):
@@ -62,7 +68,7 @@ class StageWriter(MLWriter):
             for name, value in stage._to_save().items()
             if value is not None
         }
-        extra = {**stage._extra(), "contents": {name: len(x) for name, x in contents.items()}}
+        extra = {**stage._extra(), "contents": {name: _nbytes(x) for name, x in contents.items()}}
         try:
             metadata = DefaultParamsWriter._get_metadata_to_save(stage, spark, extra, params)
         except TypeError as error:
@@ -86,14 +92,20 @@ def _rows(contents: Contents) -> Iterator[list[tuple[str, int, bytes]]]:
     rows: list[tuple[str, int, bytes]] = []
     nbytes = 0
     for name, content in contents.items():
-        for offset in range(0, len(content), _WRITE_NBYTES):
-            piece = content[offset : offset + _WRITE_NBYTES]
-            if nbytes + len(piece) > _WRITE_NBYTES:
-                yield rows
-                rows, nbytes = [], 0
-            rows.append((name, offset, piece))
-            nbytes += len(piece)
+        offset = 0
+        with io.BytesIO(content) if isinstance(content, bytes) else open(content, "rb") as file:
+            while piece := file.read(_WRITE_NBYTES):
+                if nbytes + len(piece) > _WRITE_NBYTES:
+                    yield rows
+                    rows, nbytes = [], 0
+                rows.append((name, offset, piece))
+                offset += len(piece)
+                nbytes += len(piece)
     yield rows
+
+
+def _nbytes(content: bytes | os.PathLike[str]) -> int:
+    return len(content) if isinstance(content, bytes) else os.stat(content).st_size
 
 
 class StageReader(MLReader[Any]):
@@ -120,25 +132,31 @@ class StageReader(MLReader[Any]):
                     f"{path} holds a {found}, not a {wanted}: load it with "
                     f"{found.rpartition('.')[2]}.load"
                 )
-            contents = _contents(spark, f"{path}/data", metadata["contents"])
-        stage = self._kind._restored(contents, metadata)
+            with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+                files = {name: Path(folder, str(n)) for n, name in enumerate(metadata["contents"])}
+                _read_contents(spark, f"{path}/data", files, metadata["contents"])
+                stage = self._kind._restored(files, metadata)
         stage._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(stage, metadata)
         return stage
 
 
-def _contents(spark: SparkSession, path: str, sizes: Mapping[str, int]) -> Contents:
-    pieces: dict[str, dict[int, bytes]] = defaultdict(dict)
-    # One partition after another, because Spark limits what a job collects.
-    for row in spark.read.schema(_ROW).parquet(path).toLocalIterator():
-        pieces[row.name][row.offset] = row.content
-    found = {name: b"".join(piece for _, piece in sorted(pieces[name].items())) for name in sizes}
-    if broken := [name for name in sizes if len(found[name]) != sizes[name]]:
+def _read_contents(
+    spark: SparkSession, path: str, files: Mapping[str, Path], sizes: Mapping[str, int]
+) -> None:
+    found: dict[str, dict[int, int]] = defaultdict(dict)
+    with ExitStack() as stack:
+        targets = {name: stack.enter_context(file.open("wb")) for name, file in files.items()}
+        # One partition after another, because Spark limits what a job collects.
+        for row in spark.read.schema(_ROW).parquet(path).toLocalIterator():
+            targets[row.name].seek(row.offset)
+            targets[row.name].write(row.content)
+            found[row.name][row.offset] = len(row.content)
+    if broken := [name for name in sizes if sum(found[name].values()) != sizes[name]]:
         raise ConfigError(
             f"{path} lacks parts of {', '.join(broken)}: the stage was not saved whole. Save it "
             "again"
         )
-    return found
 
 
 class Saved(MLWritable, MLReadable[Any]):
@@ -189,47 +207,54 @@ def packed_code(*values: Any) -> dict[str, bytes]:
 
 def unpacked_code(contents: Contents) -> tuple[Any, ...]:
     """Return what `packed_code` packed. It runs what the pickle says: trust its origin."""
-    found: tuple[Any, ...] = cloudpickle.loads(contents[CODE])
+    content = contents[CODE]
+    code = content if isinstance(content, bytes) else Path(content).read_bytes()
+    found: tuple[Any, ...] = cloudpickle.loads(code)
     return found
 
 
-def read_path(spark: SparkSession, path: str) -> bytes:
-    """Return a file's content, or a folder as a ZIP archive of its files.
+def copy_path(spark: SparkSession, path: str, target: Path) -> None:
+    """Copy a file, or a folder as a ZIP archive of its files.
 
     What a client of Spark Connect cannot read is read by a task.
 
     Raises:
         OSError, PySparkException: if it cannot be read.
     """
-    try:
-        return _read_path(path)
-    except OSError:
-        if context_of(spark) is not None:
-            raise
-    pieces = spark.range(1, numPartitions=1).mapInArrow(partial(_read_in_task, path), _PIECE)
-    return b"".join(row.content for row in pieces.toLocalIterator())
+    with target.open("wb") as out:
+        try:
+            _copy(path, out)
+        except OSError:
+            if context_of(spark) is not None:
+                raise
+            pieces = spark.range(1, numPartitions=1).mapInArrow(partial(_in_task, path), _PIECE)
+            out.truncate(out.seek(0))
+            for row in pieces.toLocalIterator():
+                out.write(row.content)
 
 
-def _read_in_task(path: str, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
-    content = _read_path(path)
-    for offset in range(0, len(content), _WRITE_NBYTES):
-        yield pa.record_batch({"content": [content[offset : offset + _WRITE_NBYTES]]})
+def _in_task(path: str, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    with tempfile.TemporaryFile() as file:
+        _copy(path, file)
+        file.seek(0)
+        while piece := file.read(_WRITE_NBYTES):
+            yield pa.record_batch({"content": [piece]})
 
 
-def _read_path(path: str) -> bytes:
+def _copy(path: str, out: IO[bytes]) -> None:
     storage, inner = locate(path)
     system = open_storage(storage)
     if system.get_file_info(inner).type != pafs.FileType.Directory:
-        return _read_file(system, inner)
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
+        return _copy_file(system, inner, out)
+    with zipfile.ZipFile(out, "w") as archive:
         for info in system.get_file_info(pafs.FileSelector(inner, recursive=True)):
             if info.type == pafs.FileType.File:
                 name = info.path.removeprefix(inner).strip("/")
-                file.writestr(name, _read_file(system, info.path))
-    return archive.getvalue()
+                with archive.open(name, "w", force_zip64=True) as file:
+                    _copy_file(system, info.path, file)
+    return None
 
 
-def _read_file(system: pafs.FileSystem, path: str) -> bytes:
+def _copy_file(system: pafs.FileSystem, path: str, out: IO[bytes]) -> None:
     with system.open_input_stream(path) as file:
-        return bytes(file.read())
+        shutil.copyfileobj(file, out, _COPY_NBYTES)

@@ -6,7 +6,7 @@ import io
 import shutil
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml import persistence
 from sparkdl.ml.estimators.estimator import TFEstimator
-from sparkdl.ml.persistence import read_path
+from sparkdl.ml.model_file import ModelFile
+from sparkdl.ml.persistence import copy_path
 from sparkdl.ml.scoring.model import TFModel
 from sparkdl.ml.summary import TrainingSummary
 from tests.ml.conftest import Saved
@@ -60,11 +61,12 @@ def test_content_of_any_size_comes_back_and_a_part_that_lacks_is_an_error(
     monkeypatch.setattr(persistence, "_WRITE_NBYTES", 10)
     estimator: Any = TFEstimator(print)
     contents = {"large": bytes(range(25)), "empty": b"", "small": b"1234"}
-    monkeypatch.setattr(estimator, "_contents", lambda spark: contents)
+    large = ModelFile.of(contents["large"], "keras")
+    monkeypatch.setattr(estimator, "_contents", lambda spark: {**contents, "large": large})
     found: list[Any] = []
 
     def restored(contents: Any, _metadata: Any) -> Any:
-        found.append(contents)
+        found.append({name: path.read_bytes() for name, path in contents.items()})
         return estimator
 
     monkeypatch.setattr(TFEstimator, "_restored", restored)
@@ -86,23 +88,28 @@ def test_folder_is_one_content_also_where_tasks_alone_can_read_it(
     (tmp_path / "model" / "deep" / "inner").write_bytes(b"in")
     (tmp_path / "model" / "file").write_bytes(b"")
 
+    def read(path: str) -> bytes:
+        copy_path(spark_ml, path, tmp_path / "copy")
+        return (tmp_path / "copy").read_bytes()
+
     def files() -> dict[str, bytes]:
-        archive = zipfile.ZipFile(io.BytesIO(read_path(spark_ml, str(tmp_path / "model"))))
+        archive = zipfile.ZipFile(io.BytesIO(read(str(tmp_path / "model"))))
         return {name: archive.read(name) for name in archive.namelist()}
 
     assert files() == {"deep/inner": b"in", "file": b""}
-    assert read_path(spark_ml, f"file://{tmp_path}/model/deep/inner") == b"in"
+    assert read(f"file://{tmp_path}/model/deep/inner") == b"in"
     with pytest.raises(FileNotFoundError):
-        read_path(spark_ml, str(tmp_path / "gone"))
+        read(str(tmp_path / "gone"))
     monkeypatch.setattr(persistence, "context_of", lambda spark: None)
-    real, tried = persistence._read_path, iter([OSError("no such file on the client")])
+    real, tried = persistence._copy, iter([OSError("no such file on the client")])
 
-    def read(path: str) -> bytes:
+    def fail_once(path: str, out: IO[bytes]) -> None:
         for error in tried:
+            out.write(b"a part")
             raise error
-        return real(path)
+        real(path, out)
 
-    monkeypatch.setattr(persistence, "_read_path", read)
+    monkeypatch.setattr(persistence, "_copy", fail_once)
     assert files() == {"deep/inner": b"in", "file": b""}
 
 

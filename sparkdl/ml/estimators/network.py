@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -23,7 +24,7 @@ from sparkdl.ml.estimators.estimator import ClusterEstimator, M, launch_options
 from sparkdl.ml.estimators.training import Training
 from sparkdl.ml.model_file import ModelFile, fetch_file
 from sparkdl.ml.params import COLUMNS, SCORING, TRAINING
-from sparkdl.ml.persistence import Contents, packed_code, read_path, unpacked_code
+from sparkdl.ml.persistence import Contents, copy_path, packed_code, unpacked_code
 from sparkdl.ml.scoring.columns import check_types
 from sparkdl.ml.scoring.inputs import as_mapping
 from sparkdl.ml.scoring.keras_objects import as_config, from_config
@@ -150,8 +151,11 @@ class NetworkEstimator(
             raise ResultError("the chief's model did not reach the driver; see the log above")
         chief: dict[str, Any] = summary.results[0]
         if not fetched:
-            content = chief.get("content") or _read(dataset.sparkSession, chief["path"])
-            fetched = [ModelFile.of(content, self._format)]
+            if "content" in chief:
+                fetched = [ModelFile.of(chief["content"], self._format)]
+            else:
+                copy = partial(_copy, dataset.sparkSession, chief["path"])
+                fetched = [ModelFile(self._format, copy)]
         return fetched[0], msgspec.json.decode(chief["signature"], type=Signature), summary
 
     def _with_values(self, model: M, summary: TrainingSummary) -> M:
@@ -181,9 +185,9 @@ class NetworkEstimator(
         return estimator
 
 
-def _read(spark: SparkSession, path: str) -> bytes:
+def _copy(spark: SparkSession, path: str, target: Path) -> None:
     try:
-        return read_path(spark, path)
+        copy_path(spark, path, target)
     except (OSError, PySparkException) as error:
         raise ResultError(
             f"the chief saved its model as {path}, which the driver cannot see: model_dir must be "

@@ -18,7 +18,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.ml.model_file import ModelFile
 from sparkdl.ml.namespace import Namespace
 from sparkdl.ml.params import COLUMNS, SCORING, HasParams, TFParams
-from sparkdl.ml.persistence import CODE, Contents, Saved, packed_code, read_path, unpacked_code
+from sparkdl.ml.persistence import CODE, Contents, Saved, copy_path, packed_code, unpacked_code
 from sparkdl.ml.scoring.columns import OutputColumn, class_outputs, mapped_outputs
 from sparkdl.ml.scoring.describe import signature_of
 from sparkdl.ml.scoring.inputs import as_mapping, input_columns
@@ -49,7 +49,8 @@ class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size
         inputs = input_columns(args.input_mapping, signature, dataset.schema)
         model, file = self.uid, self._file
         if file is not None and source.path == str(file.path):
-            source = replace(source, path="", content=file.path.read_bytes())
+            found = file.source_for_tasks(dataset.sparkSession)
+            source = replace(source, path=found.path, content=found.content)
         else:
             model = f"{self.uid} ({source.path})"
         invalid = self.getHandleInvalid()
@@ -156,7 +157,7 @@ class TFModel(
 
     def _contents(self, spark: SparkSession) -> Contents:
         source = self._chosen(self.merge_args_params())
-        return {MODEL: read_path(spark, source.path)}
+        return {MODEL: ModelFile(source.format, partial(copy_path, spark, source.path))}
 
     def _extra(self) -> dict[str, Any]:
         return {**super()._extra(), "format": self._chosen(self.merge_args_params()).format}
@@ -165,7 +166,7 @@ class TFModel(
     def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> TFModel:
         model = cls()
         model._set_summary(metadata)
-        model._file = ModelFile.of(contents[MODEL], metadata["format"])
+        model._file = ModelFile.moved(contents[MODEL], metadata["format"])
         return model
 
 
@@ -284,14 +285,14 @@ class KerasModel(NetworkModel):
         return source, self._signature, args, self._outputs()
 
     def _contents(self, spark: SparkSession) -> Contents:
-        content = {MODEL: self._known_file().path.read_bytes()}
-        return {**content, **(packed_code(self._objects) if self._objects else {})}
+        code = packed_code(self._objects) if self._objects else {}
+        return {MODEL: self._known_file(), **code}
 
     @classmethod
     def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> KerasModel:
         (objects,) = unpacked_code(contents) if CODE in contents else ({},)
         signature = msgspec.json.decode(metadata["signature"], type=Signature)
-        model = cls(ModelFile.of(contents[MODEL], "keras"), signature, objects)
+        model = cls(ModelFile.moved(contents[MODEL], "keras"), signature, objects)
         model._set_summary(metadata)
         return model
 
@@ -369,11 +370,11 @@ class TorchModel(NetworkModel, params=["input_shapes"]):
         return file.source, signature, args, self._outputs()
 
     def _contents(self, _spark: SparkSession) -> Contents:
-        return {MODEL: self._known_file().path.read_bytes()}
+        return {MODEL: self._known_file()}
 
     @classmethod
     def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> TorchModel:
         signature = msgspec.json.decode(metadata["signature"], type=Signature)
-        model = cls._of(ModelFile.of(contents[MODEL], "module"), signature)
+        model = cls._of(ModelFile.moved(contents[MODEL], "module"), signature)
         model._set_summary(metadata)
         return model

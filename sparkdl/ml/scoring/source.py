@@ -18,6 +18,8 @@ NUMBER = "number"
 """The dtype of an input that takes whatever numbers come."""
 ANY = "any"
 """The dtype of an input that takes whatever comes."""
+SPARK_FILE = "spark-file:"
+"""Before the name of a file that Spark copies to executors, as a path of a model."""
 _UNCHOSEN = re.compile(r"(output|input|inputs|input_layer|keras_tensor|args|.+_input)(_\d+)?")
 """Names that Keras and TensorFlow give by themselves."""
 
@@ -77,7 +79,8 @@ class ModelSource:
     """A saved model. Two that are equal are the same model.
 
     Attributes:
-        path: a path or URL that the executors can read; empty if `content` is the model.
+        path: a path or URL that the executors can read, or `SPARK_FILE` and a name; empty if
+            `content` is the model.
         fingerprint: changes with the model's files.
         signature_def_key: of a SavedModel; None for its only one, or `serving_default`.
         tag_set: of a SavedModel; empty for any.
@@ -94,6 +97,14 @@ class ModelSource:
     # The fingerprint is its digest.
     content: bytes | None = field(default=None, compare=False)
     objects: bytes = b""
+
+    def on_executor(self) -> ModelSource:
+        """Return the source with a path that this task, and processes on its host, can read."""
+        if not self.path.startswith(SPARK_FILE):
+            return self
+        from pyspark import SparkFiles
+
+        return replace(self, path=SparkFiles.get(self.path.removeprefix(SPARK_FILE)))
 
 
 def source_of(

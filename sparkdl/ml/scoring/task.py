@@ -120,6 +120,7 @@ class _Calls:
 
     def __init__(self, score: Score) -> None:
         self._score = score
+        self._source = score.source.on_executor()
         self._scorer: ScorerClient | None = None
         self._futures: set[Call] = set()
         self._is_async = False
@@ -139,11 +140,11 @@ class _Calls:
         score = self._score
         if self._device is not None:
             self._scorer = self._scorer or ScorerClient.connect(
-                score.source, self._device, score.sharing.cores, score.outputs
+                self._source, self._device, score.sharing.cores, score.outputs
             )
             return partial(self._scorer.receive, self._scorer.send(chunk.values, chunk.given))
         # Asked for again: rows may come from another model's partition of this worker.
-        model = predictor(score.source)
+        model = predictor(self._source)
         self._is_async = isinstance(model, AsyncPredictor)
         if not isinstance(model, AsyncPredictor):
             return partial(model.columns, chunk.values, score.outputs)

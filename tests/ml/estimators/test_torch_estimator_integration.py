@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import LightningEstimator, TorchEstimator, TorchModel
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.ml import model_file
 from sparkdl.ml.estimators import torch_train, training
 from tests.doubles import sessions
 from tests.doubles.lazy import Lazy
@@ -66,8 +67,9 @@ def estimator(**params: Any) -> Any:
 
 
 def test_two_nodes_fit_a_classifier_that_evaluators_take_and_that_is_saved(
-    points: DataFrame, tmp_path: Path
+    points: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(model_file, "_PLAN_NBYTES", 1 << 20)
     stage = estimator(
         make=heavy,
         num_workers=2,
