@@ -1,6 +1,7 @@
 """What grows with the number of nodes, and what does not?
 
 `control`: the driver, with simulated agents. `nodes`: plain nodes as processes of this machine.
+`model`: a trained model's file, of that many MB, on its way from an agent.
 `README.md` has the method.
 """
 
@@ -11,7 +12,7 @@ import sys
 import runner
 from runner import Contestant
 
-SIZES = {"control": (10, 50, 200), "nodes": (2, 16, 64, 128)}
+SIZES = {"control": (10, 50, 200), "nodes": (2, 16, 64, 128), "model": (1000,)}
 
 
 def main() -> None:
@@ -23,7 +24,10 @@ def main() -> None:
     add("--seconds", type=float, default=15.0, help="for each load of `control`")
     parsed = parser.parse_args()
     contestants = [
-        Contestant(f"{section}, {nodes} nodes", "scaling.py", {"way": section, "nodes": nodes})
+        Contestant(
+            f"{section}, {nodes} {'MB' if section == 'model' else 'nodes'}",
+            *("scaling.py", {"way": section, "nodes": nodes}),
+        )
         for section in parsed.sections.split(",")
         for nodes in (map(int, parsed.nodes.split(",")) if parsed.nodes else SIZES[section])
     ]

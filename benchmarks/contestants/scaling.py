@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -18,6 +20,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from base64 import b64encode
@@ -369,12 +372,54 @@ def real_nodes(args: argparse.Namespace, lines: TextIO) -> None:
     write(lines, "figures", **figures, **{"rows apart": apart})
 
 
+def serve(folder: Path, there: Any) -> None:
+    """Serve the file of a folder as an agent does, and to the first who connects to a socket."""
+    from sparkdl.feed.transfer.server import FlightServer
+
+    store: Any = None
+    server = FlightServer("127.0.0.1", TOKEN, store, folder=folder)
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+        there.send((server.uri, plain.getsockname()))
+        with plain.accept()[0] as sock, next(folder.iterdir()).open("rb") as file:
+            sock.sendfile(file)
+    server.shutdown()
+
+
+def model(args: argparse.Namespace, lines: TextIO) -> None:
+    """Fetch a file of `args.nodes` MB from an agent's server; beside it, copy the same bytes."""
+    from sparkdl.feed.transfer.files import SentFile, digest_of
+    from sparkdl.feed.transfer.messages import FeedSpec
+    from sparkdl.ml.model_file import fetch_file
+
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as target:
+        file, copy = Path(name, "model.pt"), Path(target, "copy")
+        with file.open("wb") as out:
+            for _ in range(args.nodes):
+                out.write(random.randbytes(1_000_000))
+        sent = SentFile(file.name, file.stat().st_size, digest_of(file))
+        mine, theirs = (spawn := multiprocessing.get_context("spawn")).Pipe()
+        server = spawn.Process(target=serve, args=(Path(name), theirs))
+        server.start()
+        uri, address = mine.recv()
+        times = [time.monotonic()]
+        fetch_file(FeedSpec("", 0, "", (), TOKEN), uri, sent, Path(target, "fetched"))
+        times.append(time.monotonic())
+        with socket.create_connection(address) as sock, copy.open("wb") as out:
+            while data := sock.recv(1 << 22):
+                out.write(data)
+        times.append(time.monotonic())
+        server.join(SOON_S)
+    fetched_s, copied_s = (after - before for before, after in itertools.pairwise(times))
+    figures = {"fetched, s": fetched_s, "copied, s": copied_s, "ratio": fetched_s / copied_s}
+    write(lines, "figures", **figures)
+
+
 def main() -> None:
     args = arguments()
     if args.way == "agents":
         Agents(args.url, args.nodes).serve()
     else:
-        {"control": control, "nodes": real_nodes}[args.way](args, claim_stdout())
+        {"control": control, "nodes": real_nodes, "model": model}[args.way](args, claim_stdout())
 
 
 if __name__ == "__main__":
