@@ -34,6 +34,7 @@ _PATIENCE_S = 60.0
 _PAUSE_S = 0.5
 _PLAN_NBYTES = 64 << 20
 """Above this a model is no part of a plan: Spark Connect ends at messages of 128 MB."""
+_sending = threading.Lock()
 _served: list[ModelFile] = []
 """Those that Spark's file server gives to executors, which may come at any time."""
 _ADVICE = (
@@ -82,22 +83,28 @@ class ModelFile:
         """The model for this process; others cannot read it."""
         return ModelSource(str(self.path), self.kind, self.digest)
 
+    @property
+    def whole(self) -> ModelSource:
+        """The model with its content."""
+        return replace(self.source, path="", content=self.path.read_bytes())
+
     def source_for_tasks(self, spark: Any) -> ModelSource:
-        """Return the model for Spark's tasks: within their plan, or as a file of the application.
+        """Return the model for tasks and nodes: within their plan, or as a file of the application.
 
         Spark copies such a file to each executor, once, and keeps it until the application ends.
         """
         if self.nbytes <= _PLAN_NBYTES:
-            return replace(self.source, path="", content=self.path.read_bytes())
+            return self.whole
         context = context_of(spark)
         owner = spark.session_id if context is None else context.applicationId
-        if owner not in self._sent:
-            if context is None:
-                spark.addArtifacts(str(self.path), file=True)
-            else:
-                context.addFile(str(self.path))
-                _served.append(self)
-            self._sent.add(owner)
+        with _sending:  # fits in several threads may begin with one model
+            if owner not in self._sent:
+                if context is None:
+                    spark.addArtifacts(str(self.path), file=True)
+                else:
+                    context.addFile(str(self.path))
+                    _served.append(self)
+                self._sent.add(owner)
         return replace(self.source, path=SPARK_FILE + self.path.name)
 
 

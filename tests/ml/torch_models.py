@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.ml.model_file import ModelFile
+from sparkdl.ml.scoring.source import ModelSource
+from sparkdl.ml.scoring.torch import save_module
 from tests.ml.models import BIAS, WEIGHTS
 
 if TYPE_CHECKING:
     import torch
+
+
+def source(module: Any) -> ModelSource:
+    return ModelFile("module", partial(save_module, module=module)).whole
 
 
 def two_in_two_out() -> torch.nn.Module:

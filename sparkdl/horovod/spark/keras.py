@@ -185,6 +185,6 @@ class KerasModel(
 
     def _stage(self, inputs: DataFrame) -> Any:
         model = self.getModel()
-        file = ModelFile("keras", partial(ModelSpec(b"").save, model))
+        file = ModelFile("keras", partial(ModelSpec(dict).save, model))
         signature = keras_predictor(model).signature
         return scoring.KerasModel(file, signature, self.getCustomObjects())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -22,7 +23,8 @@ from sparkdl.ml.estimators.network import NetworkEstimator
 from sparkdl.ml.estimators.training import check_fits, check_labels, check_schema
 from sparkdl.ml.jobs.fit import check_mode, fit_keras
 from sparkdl.ml.jobs.work import Plan
-from sparkdl.ml.scoring.keras_objects import as_config, checked_file, registered
+from sparkdl.ml.model_file import ModelFile
+from sparkdl.ml.scoring.keras_objects import as_config, registered, save_checked
 from sparkdl.ml.scoring.model import KerasModel
 from sparkdl.ml.scoring.source import Signature
 
@@ -66,7 +68,7 @@ class KerasEstimator(
     ) -> None:
         self.setCustomObjects(custom_objects or {})
         super().__init__(model, callbacks=callbacks, **params)
-        if isinstance(self._made, bytes) and not (model.compiled or self.getLoss()):
+        if isinstance(self._made, ModelFile) and not (model.compiled or self.getLoss()):
             raise ConfigError(NO_LOSS)
 
     def setModel(self, model: Any) -> KerasEstimator:
@@ -83,7 +85,8 @@ class KerasEstimator(
                     "or train it with TFEstimator or sparkdl.horovod.spark.keras.KerasEstimator"
                 )
             check_inputs(model)
-            self._made = checked_file(model, self._known())
+            write = partial(save_checked, model=model, objects=self._known())
+            self._made = ModelFile("keras", write)
             outputs = outputs_of(model) if model.outputs else ()
             self._signature = Signature(inputs_of(model), outputs)
         elif callable(model):

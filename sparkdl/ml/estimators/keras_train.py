@@ -37,11 +37,12 @@ from sparkdl.ml.scoring.keras_objects import (
     save_to,
     scope,
 )
-from sparkdl.ml.scoring.source import ANY, Signature, Tensor
+from sparkdl.ml.scoring.source import ANY, ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.tensorflow import keras_predictor
 from sparkdl.values.ndarrays import Array
 
 if TYPE_CHECKING:
+    from sparkdl.ml.model_file import ModelFile
     from sparkdl.node.context import NodeContext
 
 _X, _Y, _WEIGHT = "x ", "y ", "weight"
@@ -56,13 +57,13 @@ class ModelSpec:
     """How to make the model.
 
     Attributes:
-        made: a `.keras` file, or a function that makes the model.
+        made: a `.keras` file, on a node where it is, or a function that makes the model.
         optimizer, loss, metrics: names, functions, or what `as_config` made of Keras' objects.
         loss_weights: of the losses of several outputs, by output or in their order.
         objects: what Keras does not have, by name.
     """
 
-    made: bytes | Callable[[], Any]
+    made: ModelFile | ModelSource | Callable[[], Any]
     optimizer: Any = None
     loss: Any = None
     metrics: Any = None
@@ -93,9 +94,9 @@ class ModelSpec:
     def _made(self) -> Any:
         import keras
 
-        if isinstance(self.made, bytes):
-            return loaded(self.made, self.objects, compiles=self.loss is None)
-        model = self.made()
+        if isinstance(self.made, ModelSource):
+            return loaded(self.made.given, self.objects, compiles=self.loss is None)
+        model = self.made()  # type: ignore[operator]
         if not isinstance(model, keras.Model):
             raise ConfigError(
                 f"the function that makes the model returned a {type(model).__name__}: must be a "
@@ -119,6 +120,9 @@ class KerasTask(Task):
     """The training task that each node receives from `KerasEstimator`."""
 
     model_spec: ModelSpec
+
+    def with_made(self, source: ModelSource) -> KerasTask:
+        return replace(self, model_spec=replace(self.model_spec, made=source))
 
 
 def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from sparkdl.ml.persistence import Contents, copy_path, packed_code, unpacked_co
 from sparkdl.ml.scoring.columns import check_types
 from sparkdl.ml.scoring.inputs import as_mapping
 from sparkdl.ml.scoring.keras_objects import as_config, from_config
+from sparkdl.ml.scoring.model import MODEL
 from sparkdl.ml.scoring.predict import SCORE_ROWS
 from sparkdl.ml.scoring.source import Format, Signature
 from sparkdl.ml.summary import TrainingSummary
@@ -49,7 +50,7 @@ class NetworkEstimator(
 
     _own: tuple[str, ...] = ()
     """Attributes that are saved beside the model and the callbacks."""
-    _made: bytes | Callable[[], Any] | None = None
+    _made: ModelFile | Callable[[], Any] | None = None
     _callbacks: Callbacks = ()
     _format: Format = "module"
     _hook = "on_epoch_end"
@@ -146,6 +147,9 @@ class NetworkEstimator(
                 fetch = partial(fetch_file, spec, spec.targets[0].uri, sent)
                 fetched.append(ModelFile(self._format, fetch, sent.sha256))
 
+        if isinstance(self._made, ModelFile):
+            source = self._made.source_for_tasks(dataset.sparkSession)
+            training = replace(training, args=training.args.with_made(source))
         summary = training.run(dataset, take)
         if not summary.results:
             raise ResultError("the chief's model did not reach the driver; see the log above")
@@ -174,13 +178,18 @@ class NetworkEstimator(
     def _contents(self, spark: SparkSession) -> Contents:
         params = {name: x for name, x in super()._to_save().items() if name in _PICKLED}
         state = {name: getattr(self, name) for name in ("_made", "_callbacks", *self._own)}
-        return packed_code(state, as_config(params))
+        files = {}
+        if isinstance(self._made, ModelFile):
+            files[MODEL] = state.pop("_made")
+        return {**packed_code(state, as_config(params)), **files}
 
     @classmethod
     def _restored(cls, contents: Contents, metadata: dict[str, Any]) -> Any:
         estimator = cls()
         state, params = unpacked_code(contents)
         vars(estimator).update(state)
+        if MODEL in contents:
+            estimator._made = ModelFile.moved(contents[MODEL], cls._format)
         estimator._set(**from_config(params))
         return estimator
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,9 +23,10 @@ from sparkdl.ml.estimators.torch_train import (
     train,
 )
 from sparkdl.ml.estimators.training import Inputs, check_fits, check_schema
+from sparkdl.ml.model_file import ModelFile
 from sparkdl.ml.scoring.model import TorchModel
 from sparkdl.ml.scoring.source import NUMBER, Signature, Tensor
-from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
+from sparkdl.ml.scoring.torch import module_of, module_signature, save_module
 
 _WEIGHT = "the column sample_weight"
 
@@ -42,7 +44,8 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
         # either.
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(model, torch.nn.Module):
-            self._made = module_content(model, "Give a function that makes it on each node")
+            advice = "Give a function that makes it on each node"
+            self._made = ModelFile("module", partial(save_module, module=model, advice=advice))
         elif callable(model):
             self._made = model
         else:
@@ -91,8 +94,8 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
         features = dict.fromkeys(task.columns.features.values())
         signature = Signature(tuple(Tensor(name, NUMBER, None) for name in features), ())
         # Without PyTorch on the driver, the nodes check it.
-        if isinstance(task.made, bytes) and find_spec("torch"):
-            signature = module_signature(module_of(task.made))
+        if isinstance(task.made, ModelFile) and find_spec("torch"):
+            signature = module_signature(module_of(task.made.path, maps=True))
         return inputs_of(signature, task)
 
 

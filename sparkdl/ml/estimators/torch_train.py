@@ -43,7 +43,7 @@ from sparkdl.ml.estimators.torch_batch import (
     target_of,
 )
 from sparkdl.ml.scoring.inputs import check_weights
-from sparkdl.ml.scoring.source import Signature, Tensor
+from sparkdl.ml.scoring.source import ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.torch import (
     by_name,
     like_parameters,
@@ -57,6 +57,7 @@ from sparkdl.ml.summary import History
 if TYPE_CHECKING:
     import torch
 
+    from sparkdl.ml.model_file import ModelFile
     from sparkdl.node.context import NodeContext
 
 _log = logging.getLogger(__name__)
@@ -69,14 +70,17 @@ class ModuleTask(Task):
     """The training task that each node receives from `LightningEstimator`.
 
     Attributes:
-        made: a pickled module, or a function that makes one.
+        made: a pickled module, on a node where it is, or a function that makes one.
         shapes: column to the shape of its rows.
         trainer_args: of Lightning's `Trainer`.
     """
 
-    made: bytes | Callable[[], Any]
+    made: ModelFile | ModelSource | Callable[[], Any]
     shapes: Mapping[str, Any] = field(default_factory=dict)
     trainer_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_made(self, source: ModelSource) -> ModuleTask:
+        return replace(self, made=source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +186,8 @@ def _made(task: ModuleTask, ctx: NodeContext) -> Any:
 
     if task.seed is not None:
         torch.manual_seed(task.seed)
-    module = module_of(task.made) if isinstance(task.made, bytes) else task.made()
+    made = task.made
+    module = module_of(made.given) if isinstance(made, ModelSource) else made()  # type: ignore[operator]
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(
             f"the function that makes the model returned a {type(module).__name__}: must be a "

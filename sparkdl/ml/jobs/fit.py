@@ -47,7 +47,7 @@ from sparkdl.ml.jobs.work import (
 )
 from sparkdl.ml.model_file import ModelFile
 from sparkdl.ml.scoring.keras_objects import loaded
-from sparkdl.ml.scoring.source import Signature
+from sparkdl.ml.scoring.source import ModelSource, Signature
 from sparkdl.ml.summary import TrainingSummary
 from sparkdl.node.task import parse_problem
 from sparkdl.values.types import NUMERIC, spark_family
@@ -76,10 +76,12 @@ def fit_keras(
 ) -> tuple[ModelFile, Signature, TrainingSummary]:
     """Train; return the model as a `.keras` file, its signature, and a summary of the training."""
     rows, validation = training.rows(dataset)
-    made = task.model_spec.made if isinstance(task.model_spec.made, bytes) else None
+    made = None
+    if isinstance(task.model_spec.made, ModelFile):
+        task = task.with_made(made := task.model_spec.made.whole)
     with Jobs(dataset.sparkSession, plan) as jobs, jobs.sent(made) as content:
         # As a broadcast: within the task it would travel again in every iteration.
-        small = replace(task, model_spec=replace(task.model_spec, made=b"")) if made else task
+        small = task.with_made(ModelSource("", "keras", "")) if made else task
         learner = partial(KerasLearner, small, content)
         master, start_s = KerasMaster(task), time.monotonic()
         history = jobs.train(master, learner, task.columns.names, rows, validation)

@@ -19,6 +19,8 @@ from sparkdl.values.ndarrays import Array
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
+
+    from sparkdl.ml.scoring.source import ModelSource
 _AVERAGES = ("sum_over_batch_size", "mean")
 
 
@@ -32,7 +34,7 @@ class KerasLearner:
         task: without the model where `content` has it.
     """
 
-    def __init__(self, task: KerasTask, content: Broadcast[bytes | None] | None) -> None:
+    def __init__(self, task: KerasTask, content: Broadcast[ModelSource | None] | None) -> None:
         check_backend()
         # As many threads as the task has cores; TensorFlow takes all cores otherwise.
         prepare_worker(task_share())

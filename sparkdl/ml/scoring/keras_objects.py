@@ -71,11 +71,10 @@ def saved(model: Any) -> bytes:
         return path.read_bytes()
 
 
-def checked_file(model: Any, objects: Objects) -> bytes:
-    """Return what `saved` does, of a model that can be made again from it."""
-    content = saved(model)
-    loaded(content, objects)
-    return content
+def save_checked(path: Path, model: Any, objects: Objects) -> None:
+    """Do what `save_to` does, of a model that can be made again from its file."""
+    save_to(path, model)
+    loaded(path, objects)
 
 
 def loaded(source: bytes | Path | str, objects: Objects, compiles: bool = False) -> Any:

@@ -98,6 +98,11 @@ class ModelSource:
     content: bytes | None = field(default=None, compare=False)
     objects: bytes = b""
 
+    @property
+    def given(self) -> bytes | str:
+        """The model's content, or a path that this task or node can read."""
+        return self.content or self.on_executor().path
+
     def on_executor(self) -> ModelSource:
         """Return the source with a path that this task, and processes on its host, can read."""
         if not self.path.startswith(SPARK_FILE):

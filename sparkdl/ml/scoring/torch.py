@@ -32,7 +32,7 @@ def _torch() -> Any:
 _MAKE = "Score with sparkdl.predict, whose function makes it on the executors"
 
 
-def save_module(target: Path | io.BytesIO, module: Any, advice: str = _MAKE) -> None:
+def save_module(target: Path, module: Any, advice: str = _MAKE) -> None:
     """Write a module as it travels: pickled, its class too where executors cannot import it."""
     torch = _torch()
     if not isinstance(module, torch.nn.Module):
@@ -46,17 +46,14 @@ def save_module(target: Path | io.BytesIO, module: Any, advice: str = _MAKE) -> 
         ) from error
 
 
-def module_content(module: Any, advice: str = _MAKE) -> bytes:
-    """Return what `save_module` writes."""
-    buffer = io.BytesIO()
-    save_module(buffer, module, advice)
-    return buffer.getvalue()
+def module_of(source: bytes | Path | str, device: Any = "cpu", maps: bool = False) -> Any:
+    """Return the module of `save_module`, by its content or path; it runs what the pickle says.
 
-
-def module_of(source: bytes | Path | str, device: Any = "cpu") -> Any:
-    """Return the module of `save_module`, by its content or path; it runs what the pickle says."""
+    Args:
+        maps: read weights of a file when they are used, and not now.
+    """
     file = io.BytesIO(source) if isinstance(source, bytes) else source
-    return _torch().load(file, device, weights_only=False)
+    return _torch().load(file, device, weights_only=False, mmap=maps)
 
 
 def plain(module: Any) -> Any:

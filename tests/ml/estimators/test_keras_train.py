@@ -20,8 +20,8 @@ from sparkdl.ml.estimators.keras_train import (
     class_labels,
     inputs_of,
 )
-from sparkdl.ml.scoring.keras_objects import checked_file, loaded, registered, saved
-from sparkdl.ml.scoring.source import Tensor
+from sparkdl.ml.scoring.keras_objects import loaded, registered, save_checked, saved
+from sparkdl.ml.scoring.source import Tensor, source_of_content
 from sparkdl.ml.scoring.tensorflow import keras_predictor
 
 pytestmark = pytest.mark.tensorflow
@@ -71,7 +71,7 @@ def test_custom_objects_travel_with_a_trained_model_and_the_optimizer_does_not(
         return (y - p) ** 2
 
     made, objects = own_parts(keras)
-    model_spec = ModelSpec(saved(made), "sgd", squares, objects=objects)
+    model_spec = ModelSpec(source_of_content(saved(made)), "sgd", squares, objects=objects)
     model_spec = cloudpickle.loads(cloudpickle.dumps(model_spec))
     model = model_spec.model()
     model.optimizer.build(model.trainable_variables)
@@ -104,7 +104,7 @@ def test_outputs_of_a_dict_keep_their_names_where_the_model_is_made_again(tmp_pa
     assert shapes == {"z": (None, 1), "a": (None, 2)}
 
 
-def test_layer_that_keras_cannot_make_again_is_refused_with_the_cure() -> None:
+def test_layer_that_keras_cannot_make_again_is_refused_with_the_cure(tmp_path: Path) -> None:
     import keras
 
     class Scaled(keras.layers.Layer):  # type: ignore[misc]
@@ -117,7 +117,7 @@ def test_layer_that_keras_cannot_make_again_is_refused_with_the_cure() -> None:
 
     model = keras.Sequential([keras.Input((3,)), Scaled(object())])
     with pytest.raises(ConfigError, match=r"cannot be saved to a file.*Give its own.*get_config"):
-        checked_file(model, {})
+        save_checked(tmp_path / "model.keras", model, {})
     content = saved(own_parts(keras)[0])
     with pytest.raises(ConfigError, match=r"Could not locate class 'Doubled'.*custom_obj") as found:
         loaded(content, {})
@@ -156,7 +156,7 @@ def test_labels_are_in_the_structure_of_the_outputs() -> None:
         model = keras.Model(x, outputs)
         model.compile("sgd", "mse")
         task = KerasTask(
-            model_spec=ModelSpec(b""), columns=columns, batch_size=4, epochs=1, name="n"
+            model_spec=ModelSpec(dict), columns=columns, batch_size=4, epochs=1, name="n"
         )
         return arranged(model, Fitting.of(task, model)(rows))
 

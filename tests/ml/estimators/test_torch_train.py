@@ -17,10 +17,10 @@ from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.torch_batch import loss_of
 from sparkdl.ml.estimators.torch_train import TorchTask, traced, train
 from sparkdl.ml.scoring.source import Signature
-from sparkdl.ml.scoring.torch import module_content, module_of, module_signature
+from sparkdl.ml.scoring.torch import module_of, module_signature
 from tests.doubles.lazy import Lazy
 from tests.ml.torch_fits import SEED, Alone, X, Y, adam, alone, net, still, weights_of
-from tests.ml.torch_models import named, two_in_two_out
+from tests.ml.torch_models import named, source, two_in_two_out
 
 torch: Any = Lazy("torch")
 pytestmark = [
@@ -50,7 +50,7 @@ def test_module_and_function_train_alike() -> None:
     """Of a module the weights are those that it has."""
     ctx: Any = Alone(x=X.astype(np.float64), y=Y.astype(np.float64))
     torch.manual_seed(SEED)
-    for made in (net, module_content(net())):
+    for made in (net, source(net())):
         result = train(task(made=made), ctx)
         losses, weights = alone(2)
         assert result["history"]["loss"] == pytest.approx(losses, rel=1e-5)

@@ -29,6 +29,7 @@ from sparkdl.ml.jobs.work import (
     weighed,
 )
 from sparkdl.ml.scoring.keras_objects import saved
+from sparkdl.ml.scoring.source import source_of_content
 from sparkdl.node.task import Problem
 from sparkdl.values.ndarrays import store_vectors
 
@@ -149,7 +150,7 @@ def test_random_layers_draw_by_the_seed() -> None:
     layers = [keras.layers.Dropout(0.5), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((5,)), *layers])
     model.compile("adam", "mse")
-    columns, model_spec = Columns({"f": ""}, {"l": ""}), ModelSpec(saved(model))
+    columns, model_spec = Columns({"f": ""}, {"l": ""}), ModelSpec(source_of_content(saved(model)))
     asked = KerasTask(
         model_spec=model_spec, columns=columns, batch_size=8, epochs=1, name="n", seed=1
     )

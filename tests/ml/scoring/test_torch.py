@@ -13,10 +13,9 @@ from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.inputs import InputColumn
 from sparkdl.ml.scoring.loaded import load
-from sparkdl.ml.scoring.source import NUMBER, Tensor, source_of_content
+from sparkdl.ml.scoring.source import NUMBER, Tensor
 from sparkdl.ml.scoring.task import Score
-from sparkdl.ml.scoring.torch import module_content
-from tests.ml.torch_models import named, two_in_two_out
+from tests.ml.torch_models import named, source, two_in_two_out
 
 pytestmark = pytest.mark.torch
 
@@ -27,7 +26,7 @@ def test_scores_are_those_of_the_plain_module(data: st.DataObject) -> None:
     """Whatever the batch size, Spark's batches, and rows with nulls."""
     import torch
 
-    module = source_of_content(module_content(two_in_two_out()), "module")
+    module = source(two_in_two_out())
     floats = st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3)
     row = st.tuples(st.none() | floats, st.none() | st.integers(0, 9))
     rows = data.draw(st.lists(row, max_size=12))
@@ -65,7 +64,7 @@ def test_scores_are_those_of_the_plain_module(data: st.DataObject) -> None:
 
 
 def test_inputs_are_the_parameters_of_forward() -> None:
-    signature = load(source_of_content(module_content(two_in_two_out()), "module")).signature
+    signature = load(source(two_in_two_out())).signature
     assert signature.inputs == (Tensor("left", NUMBER, None), Tensor("right", NUMBER, None))
     assert (signature.outputs, signature.optional) == ((), (Tensor("scale", NUMBER, None),))
 
@@ -73,7 +72,7 @@ def test_inputs_are_the_parameters_of_forward() -> None:
 def test_outputs_of_a_dict_go_by_key_and_bfloat16_comes_as_float32() -> None:
     import torch
 
-    found = load(source_of_content(module_content(named().to(torch.bfloat16)), "module"))
+    found = load(source(named().to(torch.bfloat16)))
     given = {"x": np.array([[1.0, 2.0, 3.0]])}
     outputs = found(given, ["twice"])
     assert outputs.keys() == {"twice"}
@@ -89,7 +88,7 @@ def test_a_model_that_changes_its_input_does_not_change_the_rows() -> None:
     module = torch.nn.Sequential(torch.nn.ReLU(inplace=True))
     x = np.array([[-1.0, 1.0]], np.float32)
     x.flags.writeable = False
-    found = load(source_of_content(module_content(module), "module"))({"input": x})
+    found = load(source(module))({"input": x})
     assert found["output_0"].tolist() == [[0.0, 1.0]]
     assert x.tolist() == [[-1.0, 1.0]]
 
@@ -102,7 +101,7 @@ def test_what_cannot_be_used_says_why() -> None:
             return tensors
 
     with pytest.raises(ConfigError, match=r"a torch.nn.Module must be given, and not 3"):
-        module_content(3)
-    many = source_of_content(module_content(Many()), "module")
+        source(3)
+    many = source(Many())
     with pytest.raises(ConfigError, match=r"Many.forward takes \*tensors"):
         load(many)
