@@ -70,6 +70,7 @@ def test_two_nodes_fit_a_classifier_that_evaluators_take_and_that_is_saved(
     points: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_file, "_PLAN_NBYTES", 1 << 20)
+    monkeypatch.setattr(model_file, "_served", [])  # they stay as long as the program
     stage = estimator(
         make=heavy,
         num_workers=2,
