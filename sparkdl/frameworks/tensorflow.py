@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from sparkdl.core.files import scratch_of_child
+from sparkdl.core.patch import Function, Patch
 from sparkdl.core.spec import CHIEF, EVALUATOR, ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.frameworks.framework import Framework, imported
@@ -69,6 +70,7 @@ class TensorFlow(Framework):
             from sparkdl.datasets.tensorflow import let_strategies_keep_batches
 
             let_strategies_keep_batches()  # before anyone looks up a strategy's method
+            _PATIENT.apply()
         if not member.role.is_trainer:
             return
         is_keras_3 = _uses_keras_3()
@@ -90,16 +92,22 @@ class TensorFlow(Framework):
         tf.distribute.Server(spec, job, task, protocol="grpc").join()
 
     def is_port_lost(self, error: BaseException) -> bool:
-        """Whether TensorFlow's server could not listen on its port.
-
-        Strategies and `tf.distribute.Server` alike raise `tf.errors.UnknownError`.
-        """
+        """Whether TensorFlow's server could not listen on its port: a `tf.errors.UnknownError`."""
         return _is_of_tensorflow(error) and "Could not start gRPC server" in str(error)
 
     def is_peer_lost(self, error: BaseException) -> bool:
         """Whether TensorFlow could not reach another node, or has missed its heartbeats."""
         is_lost = _is_of_tensorflow(error) and type(error).__name__ in _PEER_LOST
         return is_lost or super().is_peer_lost(error)
+
+
+def _patiently(stock: Function, *args: Any, **given: Any) -> None:
+    # JAX's own: TensorFlow gives up a node of a busy host after 10 s. sparkdl sees losses itself.
+    stock(*args, **{"heartbeat_timeout_in_ms": 100_000, **given})
+
+
+_CONFIGURE = "tensorflow.python.eager.context:Context.configure_coordination_service"
+_PATIENT = Patch(_CONFIGURE, ("self", "service_type"), _patiently)
 
 
 @dataclass(frozen=True)

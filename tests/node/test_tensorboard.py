@@ -67,7 +67,6 @@ def test_board_answers_shows_its_folder_and_ends_with_an_agent_that_is_killed(
         assert cluster.tensorboard_url() is None
 
 
-@pytest.mark.smoke
 @has_tensorboard
 @pytest.mark.timeout(120)
 def test_board_that_cannot_have_its_port_ends_the_launch_with_its_own_words(

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from tests.frameworks.programs.models import compiled, floats, rows, strategy_of_workers, weights
 
@@ -15,6 +16,8 @@ from tests.frameworks.programs.models import compiled, floats, rows, strategy_of
 def main(rank: int, folder: Path) -> dict[str, Any]:
     """Return what each case gave on this worker."""
     strategy = strategy_of_workers()
+    asked = context.context().coordination_service
+    assert asked.heartbeat_timeout_in_ms == 100_000  # by default 10 s, which a busy host may take
     return {
         "arrays": _arrays(strategy, rank),
         "dicts": _dicts(strategy),
