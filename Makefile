@@ -92,7 +92,7 @@ build/spark.jsa: $(VENV)/.installed tests/doubles/classes.py tests/doubles/sessi
 
 # The archive is written beside the first tests, which start without it.
 test: setup  ## run the tests that this machine can run, except for those of check and the deep ones
-	@nice $(MAKE) -s build/spark.jsa & \
+	@nice make -s build/spark.jsa & \
 	  $(with_java) $(with_browser) $(pytest) $(patsubst %,--ignore=%,$(in_check)) $(ARGS); status=$$?; wait; exit $$status
 
 # pytest exits with 5 if a folder has no deep tests.
