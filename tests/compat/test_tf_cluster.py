@@ -54,9 +54,6 @@ def run() -> Iterator[Run]:
         yield start
 
 
-# run
-
-
 def test_cluster_that_reads_its_own_data_tells_each_node_and_takes_no_rows(run: Run) -> None:
     cluster = run(hang, None, 4, 1, master_node="chief", eval_node=True)
     assert [
@@ -177,9 +174,6 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=text):
         run(hang, **options)
     assert not processes()
-
-
-# shutdown
 
 
 def test_shutdown_raises_what_a_node_raised_only_once_and_the_next_run_is_not_spoilt(

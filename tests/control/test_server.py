@@ -57,9 +57,6 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-# Who is let in.
-
-
 @pytest.mark.parametrize(
     "authorizations",
     [
@@ -122,8 +119,6 @@ async def test_a_second_agent_of_the_same_name_is_refused_and_the_first_stays() 
         assert await here.heard.next() == ("received", "twin", msg.ChildReady(7, 1))
 
 
-# Peers that stall.
-
 STALLED: dict[str, Stalled] = {
     "connects only": lambda here: here.raw(),
     "half a handshake": lambda here: here.raw(handshake(bearer(TOKEN))[:60]),
@@ -165,9 +160,6 @@ async def test_of_many_strangers_the_oldest_go_first_and_agents_come_in() -> Non
             for reader, _ in many[11:]:
                 assert not reader.at_eof()
         assert (await here.heard.next())[:2] == ("left", "after")
-
-
-# What an agent may say.
 
 
 @pytest.mark.parametrize(
@@ -229,9 +221,6 @@ async def test_an_agent_that_says_nothing_and_does_not_ping_has_left() -> None:
         assert re.match(r"it has sent no data for \d", reason)
 
 
-# What an agent is told.
-
-
 @on_loop
 async def test_messages_stay_in_order_for_an_agent_that_reads_late() -> None:
     async with room() as here, here.agent("late") as late:
@@ -253,9 +242,6 @@ async def test_stop_ends_every_connection_and_the_port() -> None:
         here.server.send("a", msg.Stop(0.0))
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(here.address.host, here.address.port)
-
-
-# Where it listens.
 
 
 def held_port() -> socket.socket:

@@ -319,9 +319,6 @@ def test_keras_warns_of_a_feed_that_is_short_of_steps_and_of_no_epochs_end() -> 
             built.evaluate(data, steps=5, verbose=0)
 
 
-# strategies
-
-
 def distribute(num_workers: int, data: Any) -> list[str]:
     """Distribute `data` with a strategy of that many nodes; return what was done."""
     import tensorflow as tf

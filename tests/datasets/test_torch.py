@@ -105,9 +105,6 @@ def error_of(batches: Any) -> Exception:
     raise AssertionError("nothing was raised")
 
 
-# elements
-
-
 def test_elements_are_tensors_or_lists_of_strings() -> None:
     import torch
 
@@ -198,9 +195,6 @@ def test_times_structs_and_padded_arrays_are_tensors(workers: int) -> None:
     assert (x["ids"].dtype, y.dtype, y.tolist()) == (torch.int32, torch.int64, [1_000_001, 2])
 
 
-# epochs
-
-
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_workers_share_each_epoch_and_end_with_it(is_persistent: bool) -> None:
     with Arrivals() as it:
@@ -227,9 +221,6 @@ def test_loop_that_is_left_gives_its_rows_back(is_persistent: bool) -> None:
         torch.manual_seed(0)
         assert values(data) == list(range(100))
         assert values(data) == list(range(100, 200))
-
-
-# what goes wrong
 
 
 def die_at_8(batch: Any) -> Any:
@@ -335,9 +326,6 @@ def test_position_is_what_the_loader_has_put_out(workers: int) -> None:
                 else:
                     assert position(None) == sorted(came)
         assert len(came) == 100
-
-
-# loaders that resume
 
 
 def resumed(it: Arrivals, is_resumed: bool) -> Any:

@@ -147,9 +147,6 @@ def child_failed(node_id: int, kind: FailureKind, time_s: float) -> msg.ChildFai
     return msg.ChildFailed(0, Failure(node.name, kind, "ValueError: no", time_s, node_id=node_id))
 
 
-# Gathering.
-
-
 def test_agent_is_lost_when_it_has_been_there_and_is_no_more(play: Play) -> None:
     node = plan_nodes(2)[0]
     assert not play.controller.is_lost(node, 40), "it is coming up"
@@ -160,9 +157,6 @@ def test_agent_is_lost_when_it_has_been_there_and_is_no_more(play: Play) -> None
     play.until(lambda view: not ids_of(view))
     assert play.controller.is_lost(node, 40)
     assert not play.controller.is_lost(node, 41), "another process"
-
-
-# Running, and what ends it.
 
 
 def test_an_event_out_of_place_is_logged_and_changes_nothing(
@@ -176,9 +170,6 @@ def test_an_event_out_of_place_is_logged_and_changes_nothing(
         assert late.hears() == msg.Stop(0.0)
     assert "DeadlinePassed in Stopped" in caplog.text
     assert play.controller.look(lambda view: view.state) == before
-
-
-# Feeds, broadcasts, logs.
 
 
 def test_a_broadcast_for_another_world_reaches_nobody(play: Play) -> None:
@@ -245,9 +236,6 @@ def test_the_last_lines_of_a_child_outlive_its_agent_and_the_cluster(play: Play)
     assert play.controller.fetch_log(1, 5, Deadline.after(SOON_S)) == ()
 
 
-# Its thread.
-
-
 def threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("sparkdl-controller")]
 
@@ -268,9 +256,6 @@ def test_a_controller_without_a_port_leaves_nothing() -> None:
         with pytest.raises(errors.ConfigError, match=f"cannot listen on {HOST}, port {port}:"):
             controller.start(HOST, (port,))
     assert threads() == []
-
-
-# Events.
 
 
 def test_samples_come_while_there_is_anyone_to_sample_and_the_last_when_all_have_left(

@@ -322,9 +322,6 @@ def test_abort_acts_at_once_behind_a_shutdown_that_waits(nodes: list[PlayedNodes
     cluster.shutdown()
 
 
-# Ctrl-C under Spark's handler of the signal.
-
-
 class Py4JError(Exception):
     """What py4j raises where a second signal comes into a call to the JVM."""
 

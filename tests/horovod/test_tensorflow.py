@@ -192,9 +192,6 @@ def test_member_that_has_joined_takes_part_with_zeros(ranks: list[dict[str, Any]
     assert both(ranks, "joins") == [[[6.0], 1], [[6.0, 3.0], 1]]
 
 
-# Keras: plain `fit`, as one process with larger batches
-
-
 def test_fit_on_two_nodes_equals_fit_in_one_process(fitted: list[dict[str, Any]]) -> None:
     for name in fitted[0]["fits"]:
         first, second = (found["fits"][name] for found in fitted)

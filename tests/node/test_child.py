@@ -81,9 +81,6 @@ def test_process_says_that_it_runs_and_returns_in_this_order(tmp_path: Path) -> 
     assert arguments[3:] == ["plain"]
 
 
-# in this process
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Outcome]]:
     """A function that does what a child does between its start and its last words.
@@ -279,9 +276,6 @@ def test_story_of_a_failure_is_cut_to_what_travels(run: Run) -> None:
     assert failure.traceback.rstrip().endswith("last words")
 
 
-# tracebacks: the user's frames, and sparkdl's only where they are all
-
-
 OURS = str(child.__file__).removesuffix("child.py") + "made_up.py"
 
 
@@ -311,9 +305,6 @@ def test_frames_that_led_to_the_users_code_are_left_out() -> None:
     assert names_of("".join(traceback.format_exception(error))) == ["begin", "divide"]
     assert names_of(user_traceback(error)) == ["divide"]
     assert user_traceback(error).endswith("ZeroDivisionError: by zero\n")
-
-
-# memory that a step has freed
 
 
 _STEPS = """

@@ -53,9 +53,6 @@ def seen(share: gpus.GpuShare) -> list[str]:
     return share.environment["CUDA_VISIBLE_DEVICES"].split(",")
 
 
-# what Spark assigned
-
-
 @pytest.mark.parametrize(
     ("wanted", "assigned", "visible", "confined"),
     [
@@ -115,9 +112,6 @@ def test_nodes_inside_one_task_share_no_gpu(
     assigned: str, nodes: int, parts: list[tuple[str, ...]]
 ) -> None:
     assert gpus.split_gpus(tuple(assigned), nodes) == parts
-
-
-# claims
 
 
 def test_too_few_are_refused_with_found_and_free(host: Any, share: Any) -> None:
@@ -188,9 +182,6 @@ def test_a_claim_is_the_whole_hosts_and_ends_with_its_process() -> None:
         claim = gpus.claim_gpu(uuid)
         assert claim is not None
         claim.close()
-
-
-# by default
 
 
 def test_by_default_nothing_changes_where_there_are_none(

@@ -21,8 +21,6 @@ from tests.doubles.nodes import SOON_S, all_gone
 
 Spawn = Callable[[str], Child]
 
-# what goes where the framework process goes
-
 EXITS_7 = "raise SystemExit(7)"
 IGNORES_TERM = """
 import signal

@@ -18,9 +18,6 @@ from tests.doubles.nodes import SOON_S, launch
 FILE_SYSTEMS = ("file://", "hdfs://namenode:8020", "viewfs://cluster")
 
 
-# paths
-
-
 @pytest.mark.parametrize("default_fs", FILE_SYSTEMS)
 @pytest.mark.parametrize(
     "url",
@@ -33,9 +30,6 @@ def test_path_with_any_scheme_is_left_alone_and_others_are_completed(
     context = TFNodeContext(defaultFS=default_fs)
     assert TFNode.hdfs_path(context, url) == url
     assert TFNode.hdfs_path(context, "/a") == context.absolute_path("/a") == f"{default_fs}/a"
-
-
-# the context
 
 
 def test_context_of_a_test_has_what_programs_use() -> None:
@@ -55,9 +49,6 @@ def test_context_of_a_test_has_what_programs_use() -> None:
     ctx.release_port()
     with pytest.raises(ConfigError, match=r"TFManager\.start"):
         ctx.get_data_feed()
-
-
-# feeds over queues, for a program's own tests
 
 
 def manager(*rows: Any) -> TFManager.TFManager:
@@ -100,9 +91,6 @@ def test_manager_keeps_values_and_knows_its_queues() -> None:
     assert mgr.get("other") == 1
     with pytest.raises(ConfigError, match=r"no queue 'extra'; choose one of \['input', 'output'\]"):
         mgr.get_queue("extra")
-
-
-# nodes of a cluster
 
 
 def test_node_has_what_a_test_has_and_reads_what_the_cluster_feeds_over_its_manager() -> None:

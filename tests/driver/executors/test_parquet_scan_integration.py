@@ -88,9 +88,6 @@ def assert_same(frame: DataFrame) -> pa.Table:
     return ours
 
 
-# whatever the values
-
-
 TEXTS = st.lists(st.none() | st.text("ab", max_size=2), max_size=2)
 SMALL = st.lists(st.integers(0, 9), max_size=2)
 FLOATS = st.floats(width=32)
@@ -172,9 +169,6 @@ def test_whatever_is_in_the_files_nodes_read_what_spark_gives(
     pq.write_table(table.slice(0, 1), folder / "b.parquet")
     frame = spark_local.read.parquet(str(folder))
     assert_same(frame.selectExpr(*SELECTED) if is_selected else frame)
-
-
-# what Spark writes
 
 
 @pytest.fixture(scope="module")

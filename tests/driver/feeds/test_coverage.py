@@ -31,9 +31,6 @@ def ended(history: CallHistory) -> CallHistory:
     return history
 
 
-# by hand
-
-
 def test_a_call_goes_on_in_the_next_generation_with_the_rows_that_no_checkpoint_covers() -> None:
     history = CallHistory("input")
     call = history.add(FeedRequest("data", epochs=3))
@@ -185,9 +182,6 @@ def test_feeds_that_nodes_read_themselves_are_covered_by_their_epochs() -> None:
     more = coverage.coverage(1, {0: {"own": {4: {0: ((0, 1),)}}}})
     assert more["own"].rows == {0: {3: {0: ((0, 7),)}, 4: {0: ((0, 1),)}}}
     assert more["input"] == covered["input"]
-
-
-# at random
 
 
 @dataclass

@@ -122,9 +122,6 @@ def test_detached_nodes_would_lose_their_executors_to_dynamic_allocation() -> No
         choose_placement(spec(2, "detached"), DYNAMIC)
 
 
-# GPUs
-
-
 @pytest.mark.parametrize(
     ("executor_gpus", "task_gpus", "slots"),
     [(0, 0.0, 8), (1, 0.0, 8), (1, 1.0, 2), (4, 2.0, 4), (8, 1.0, 8), (1, 0.5, 4), (1, 0.3, 6),
@@ -199,9 +196,6 @@ def test_gpus_that_spark_does_not_give_are_refused_with_the_setting_to_change(
     with pytest.raises(ConfigError, match=words) as refused:
         choose_placement(wanted, topology)
     assert isinstance(refused.value, SparkConfigError) == ("num_gpus" in words)
-
-
-# executors that are still to come
 
 
 class Executors:

@@ -290,9 +290,6 @@ def test_epochs_that_need_not_be_told_any_more_are_forgotten() -> None:
         assert len(it.reader._cursor.consumed._segments) == 4
 
 
-# reading ahead
-
-
 def test_what_reads_ahead_must_be_told_how_much_was_used() -> None:
     with Numbered() as it:
         it.rows(10)

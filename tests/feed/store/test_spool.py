@@ -124,9 +124,6 @@ def xs(segment: StoredSegment) -> list[int]:
     return [int(x) for x in batch.column("x").to_pylist()]
 
 
-# windows
-
-
 def test_rows_that_are_apart_in_their_partition_are_lots_of_one_segment() -> None:
     with node() as it:
         request = AppendRequest(spans=((3, 0, 40), (3, 70, 130)), run="run")
@@ -146,9 +143,6 @@ def test_rows_that_a_child_was_to_have_when_it_died_are_the_next_ones() -> None:
         it.store.assign(FEED, 0, 0, 60)
         it.store.reopen(1)
         assert it.found() == [(0, 60), (60, 40)]
-
-
-# room
 
 
 @pytest.mark.parametrize(("memory", "segments"), [(4, 1000), (1000, 4)])
@@ -177,9 +171,6 @@ def test_budget_is_shared_by_logs_and_each_may_have_one_segment() -> None:
         it.store.log(FEED).release([0])
         other.release([0])
         assert waiting.result()
-
-
-# epochs that are read again
 
 
 def test_rows_go_to_disk_when_memory_is_full_if_they_are_kept(tmp_path: Path) -> None:
@@ -215,9 +206,6 @@ def test_epoch_is_whole_until_something_had_to_go() -> None:
             assert log.cut(epoch) == EpochCount(epoch, 100, is_whole)
             log.settle(epoch)
             log.release([epoch + 1])
-
-
-# restarts
 
 
 def test_rows_that_come_again_are_retained_until_none_do() -> None:
@@ -294,9 +282,6 @@ def test_rows_that_nobody_wants_again_are_not_found_again(by: str) -> None:
             log.close_call()
         it.end_child()
         assert it.found("another" if by == "another job" else "run") == []
-
-
-# any sequence
 
 
 NUMBER = st.integers(0, 99)

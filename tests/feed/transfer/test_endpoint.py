@@ -75,9 +75,6 @@ def test_child_that_wants_no_more_ends_the_feeding_and_the_next_one_is_taken() -
         assert last_told(node.told).closed_to == 2, "which is why the feeding ends"
 
 
-# room
-
-
 def test_child_is_asked_for_room_once_until_it_gives_some() -> None:
     with LocalNode(limit_nbytes=NBYTES) as node:
         append(node)
@@ -112,9 +109,6 @@ def test_feeder_that_waits_at_the_end_of_an_epoch_is_not_forgotten_in_the_next()
             reader.give(owner, 100)
         assert isinstance(reader.take(owner), Item)
         assert fourth.result()
-
-
-# the ends
 
 
 def test_rows_that_were_used_are_told_by_partition() -> None:

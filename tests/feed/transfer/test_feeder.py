@@ -169,9 +169,6 @@ def answers(*script: Answer, default: Answer = "store") -> Callable[[PutPiece], 
     return lambda _: next(left, default)
 
 
-# whose agent
-
-
 def test_partition_goes_to_an_agent_of_its_host_or_to_one_by_its_number() -> None:
     nodes = [Target(n, f"worker:{n}", f"grpc://10.0.0.{n // 2}:80") for n in range(6)]
     # Three hosts: each third partition is on this one, if all have as many.
@@ -186,9 +183,6 @@ def test_addresses_of_this_host_are_known_by_binding_them() -> None:
     for host in ("127.0.0.1", "[::1]"):
         near = Target(1, "worker:1", f"grpc://{host}:80")
         assert near_target([away, near], 0) == near
-
-
-# pieces
 
 
 @pytest.mark.parametrize("is_near", [True, False])
@@ -244,9 +238,6 @@ def test_what_came_of_a_partition_crosses_spark_as_one_row() -> None:
     assert FedPartition(**row.to_pylist()[0]) == FedPartition(0, 10)
 
 
-# unwanted rows
-
-
 @pytest.mark.parametrize("opening", ["store", "close"])
 def test_rows_that_are_not_wanted_any_more_are_not_sent(opening: Answer) -> None:
     script = answers("store", "store", "store and close", default="close")
@@ -273,18 +264,12 @@ def test_rows_of_a_finished_cluster_are_no_failure(when: str) -> None:
         assert asyncio.run(scene(order([link.target]), link.cut)) == FedPartition(4)
 
 
-# full agents
-
-
 def test_agent_that_stays_full_is_named_when_time_is_up() -> None:
     with SpoolServer(answer=lambda _: "say nothing") as node:
         feed = Feeder(order([node.target], timeout_s=0.3), 0)
         why = "its feed memory is full.* Raise the timeout"
         with pytest.raises(FeedTimeoutError, match=f"worker:0 stored no row of feed .* s: {why}"):
             feed.feed(batches(1000, 100))
-
-
-# broken connections
 
 
 def test_agent_that_cannot_be_reached_is_named_with_what_to_set() -> None:
@@ -354,9 +339,6 @@ def test_feeder_ends_whose_connection_takes_no_bytes(
         assert feed.unreachable == (link.target if then_it == "is cut" else None)
 
 
-# at least once
-
-
 RANGES = st.lists(st.tuples(st.integers(0, 120), st.integers(0, 120)), max_size=4)
 
 
@@ -414,9 +396,6 @@ def test_each_row_arrives_or_is_refused_and_a_second_attempt_brings_all_again(
             assert piece.header == PutHeader(FEED, 0, "run", 7)
 
 
-# the driver's decision
-
-
 def test_process_that_stands_still_is_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as still:
         target = Target(0, "worker:0", f"grpc://127.0.0.1:{still.getsockname()[1]}")
@@ -443,9 +422,6 @@ def test_node_that_cannot_be_reached_is_waited_for_until_the_driver_has_decided(
     cause = feeder.await_decision(spec, target, RuntimeError("worker:0: no word"))
     assert cause == ("it broke" if driver == "has failed" else "")
     assert (time.monotonic() - began_s >= 0.4) == (driver != "has failed")
-
-
-# encrypted
 
 
 ROWS = list(range(1000))
