@@ -41,8 +41,6 @@ def launch(map_fun: Any, args: Any = None, **options: Any) -> sparkdl.Cluster:
 
 @dataclass(frozen=True)
 class Found:
-    """A run, as it was read."""
-
     run_id: str
     status: str
     params: dict[str, str]
@@ -58,7 +56,6 @@ class Store:
     uri: str
 
     def runs(self, experiment: str) -> dict[str, Found]:
-        """Return the runs of an experiment by name."""
         import mlflow
 
         client = mlflow.MlflowClient(self.uri)
@@ -76,7 +73,6 @@ class Store:
         }
 
     def history(self, run: Found, metric: str) -> dict[int, float]:
-        """Return step to value."""
         import mlflow
 
         found = mlflow.MlflowClient(self.uri).get_metric_history(run.run_id, metric)
@@ -88,7 +84,6 @@ class Store:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Where runs are."""
     return Store(f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/runs.db")
 
 

@@ -267,8 +267,6 @@ class LocalNode(Sent):
         self._sock.close()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the node's loop; return its result."""
-
         async def run() -> T:
             return function()
 
@@ -278,11 +276,9 @@ class LocalNode(Sent):
         return self.link.feeds.reader(feed)
 
     def end_epoch(self, epoch: int, rows: dict[int, int], again: bool = False) -> None:
-        """Do what the driver does after an epoch."""
         self.call(lambda: self.feeds.on_driver_message(EpochEnd(FEED, epoch, rows, again)))
 
     def end_feed(self) -> None:
-        """Do what the driver does at shutdown."""
         self.call(lambda: self.feeds.on_driver_message(FeedEnd(())))
 
     def wait_told(self, is_enough: Callable[[list[FeedProgress]], bool]) -> None:
@@ -305,7 +301,6 @@ class LocalNode(Sent):
 
     @property
     def target(self) -> Target:
-        """Where feeders find this node."""
         return Target(self.node_id, f"worker:{self.node_id}", self.uri)
 
     def _begin(self) -> None:

@@ -87,14 +87,12 @@ class Play:
         return agent
 
     def world(self, num_nodes: int = 2) -> list[FakeAgent]:
-        """Have all agents join, and the world begin."""
         agents = [self.agent(node_id) for node_id in range(num_nodes)]
         for agent in agents:
             assert agent.hears() == msg.Begin(world_of(num_nodes))
         return agents
 
     def until(self, is_true: Callable[[ClusterView], bool]) -> None:
-        """Wait until something is true of the view."""
         if not self.controller.wait_for(is_true, Deadline.after(SOON_S)):
             pytest.fail(f"still {self.controller.look(lambda view: view)}")
 
@@ -104,7 +102,6 @@ class Play:
 
 
 def ids_of(view: ClusterView) -> set[str]:
-    """The agents that the cluster knows."""
     registry = getattr(view.state, "registry", None)
     agents = (*registry.agents.values(), *registry.standbys) if registry else ()
     return {agent.hello.agent_id for agent in agents}

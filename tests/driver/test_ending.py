@@ -211,7 +211,6 @@ def start(is_fed: bool = False) -> sparkdl.Cluster:
 
 
 def ends(nodes: PlayedNodes, within_s: float = SOON_S) -> bool:
-    """Wait until nothing is left of a cluster."""
     ending = nodes.ending
     assert ending
     is_over = ending._changed.wait_for(lambda: ending.is_over, Deadline.after(within_s))

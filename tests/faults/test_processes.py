@@ -166,7 +166,6 @@ def test_agent_without_rows_that_it_was_brought_loses_none(
 
 
 def begin(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """Start a driver; return it, and the processes of its nodes."""
     arguments = [str(folder), str(2 * 8 * 10), "2", "1", "0.02"]
     driver = subprocess.Popen(
         [sys.executable, str(PROGRAM), *arguments], stdout=subprocess.PIPE, text=True

@@ -143,7 +143,6 @@ def _events(
 
 
 def fed(case: Case, node: int) -> list[list[int]]:
-    """Return the rows of each epoch at a node."""
     epochs, row = [], node * APART
     for each in case.passes:
         epochs += [list(range(row, row + each.rows[node]))] * each.epochs

@@ -164,7 +164,6 @@ TARGETS = [
     Target("records", 0.01, _EXAMPLES[:2], _refuses(_records)),
 ]  # fmt: skip
 
-
 _ROOM_NBYTES = 1 << 29
 
 

@@ -17,7 +17,6 @@ MANY = 24
 
 
 def everything(args: Any, ctx: NodeContext) -> dict[str, Any]:
-    """Run all cases in one process; return what each of them gave."""
     import torch
 
     torch.set_num_threads(1)
@@ -25,7 +24,6 @@ def everything(args: Any, ctx: NodeContext) -> dict[str, Any]:
 
 
 def begin() -> Any:
-    """Return Horovod, initialized."""
     import sparkdl.horovod.tensorflow as hvd
 
     hvd.init()

@@ -170,7 +170,6 @@ class Host:
         self._bed.ip("link", "set", self._port, "nomaster")
 
     def mend(self) -> None:
-        """Put the cable back."""
         self._bed.ip("link", "set", self._port, "master", "bridge")
 
     def lose_what_comes(self) -> None:
@@ -200,7 +199,6 @@ class Host:
         self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let them go on."""
         self._signal_all(signal.SIGCONT)
 
     def processes(self, containing: str) -> list[psutil.Process]:
@@ -283,7 +281,6 @@ class Host:
         ]
 
     def close(self) -> None:
-        """End all its processes."""
         _end_first(self._first)
 
 
@@ -316,7 +313,6 @@ class Bed:
         return self.hosts[name]
 
     def address_of(self, number: int) -> str:
-        """Return the address of the host with this number."""
         return self.network.format(10 + number).partition("/")[0]
 
     def ip(self, *arguments: str) -> None:

@@ -154,8 +154,6 @@ def test_checkpoint_needs_a_place(port: socket.socket) -> None:
 
 
 class Asked(list[FileOrder]):
-    """Takes the orders to read."""
-
     @property
     def feeds(self) -> Asked:
         return self

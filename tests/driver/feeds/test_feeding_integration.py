@@ -67,7 +67,6 @@ def nodes(request: pytest.FixtureRequest) -> Lab:
 
 
 def count(feed: str, ctx: NodeContext) -> list[int]:
-    """Read a feed to its end; return how many rows there were, and their sum."""
     data, rows = ctx.get_data_feed(qname_in=feed), []
     while not data.should_stop():
         rows += data.next_batch(100)
@@ -241,8 +240,6 @@ def test_inference_raises_the_failure_of_whichever_node_there_then_and_later() -
 def test_warning_names_the_nodes_that_have_returned_and_left_rows(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While they are fed, and afterwards."""
-
     def read_one_batch(args: None, ctx: NodeContext) -> int:
         return len(next(iter(ctx.batches(10)))["value"])
 
@@ -337,7 +334,6 @@ def read_epochs(args: tuple[str, int], ctx: NodeContext) -> list[list[int]]:
 
 
 def read_all(feed: str, ctx: NodeContext) -> list[int]:
-    """Read a feed to its end; return column "x"."""
     data, found = ctx.get_data_feed(qname_in=feed, input_mapping={"x": "x"}), []
     while not data.should_stop():
         found += [int(x) for x in data.next_batch(16).get("x", [])]

@@ -114,7 +114,6 @@ CUT_SHORT = sent(FeedCut("input", 0, is_short=True))
 
 
 def assigned(start: fs.StartJob, node_id: int, *ranges: AssignedRange) -> list[fs.Action]:
-    """Return how a node is told which rows it gets."""
     holders = {each.holder for each in ranges} - {node_id}
     uris = {holder: f"grpc://host:{holder}" for holder in sorted(holders)}
     assign = Assign("input", start.spec.epoch, start.spec.run, ranges, uris, keep=start.spec.keep)
@@ -311,8 +310,6 @@ Row = tuple[int, int, int]
 
 
 class Spooling(NamedTuple):
-    """A row in an agent's spool."""
-
     epoch: int
     run: str
     row: Row
@@ -533,7 +530,6 @@ class Simulation:
         return True
 
     def report(self) -> bool:
-        """Have the driver hear of a row in a spool."""
         if not self.reports:
             return False
         node_id, message = self.reports.popleft()
@@ -718,7 +714,6 @@ class Simulation:
         self.jobs[start.job] = Job(start, left, [*left])
 
     def model(self) -> Counter[Row]:
-        """Return how often the model has been given each row."""
         used = (rows for node in self.nodes.values() for rows in node.used.values())
         return self.restored + Counter(row for rows in used for row in rows)
 

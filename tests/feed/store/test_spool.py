@@ -27,7 +27,6 @@ BATCH = numbers(0, 100)
 APART = 1_000_000
 """Between the first rows of two partitions."""
 
-
 NBYTES = segment_nbytes(BATCH)
 
 
@@ -314,7 +313,6 @@ class Moves(RuleBasedStateMachine):
         self.covered: set[int] = set()
 
     def _notice(self) -> None:
-        """Note what the store has reported."""
         assert self.it is not None
         for piece in self.it.ranges:
             self.ranges[piece.number] = [(piece.start, 0, piece.rows)]

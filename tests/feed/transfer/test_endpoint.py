@@ -16,17 +16,14 @@ from tests.doubles.feeds import FEED, SOON_S, LocalNode, Running, numbers, value
 
 BATCH = numbers(0, 100)
 
-
 NBYTES = segment_nbytes(BATCH)
 
 
 def append(node: LocalNode, epoch: int = 0, feed: str = FEED) -> bool:
-    """Do what a feeder's thread does."""
     return node.feeds.store.log(feed).append(BATCH, AppendRequest(epoch))
 
 
 def last_told(progress: list[msg.FeedProgress], feed: str = FEED) -> FeedCount:
-    """Return what the coordinator was told last of a feed."""
     counts = [count for each in progress for count in each.counts if count.feed == feed]
     return counts[-1] if counts else FeedCount(feed)
 

@@ -54,7 +54,6 @@ class Spooled:
 
     @property
     def rows(self) -> list[int]:
-        """The numbers of its rows in the partition."""
         return [row for start, stop in self.ranges for row in range(start, stop)]
 
 
@@ -104,7 +103,6 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
         return [value for each in self.spooled for value in each.batch["x"].to_pylist()]
 
     def wait_seen(self, pieces: int) -> None:
-        """Wait until so many pieces have come."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.seen) >= pieces, SOON_S), self.seen
 
@@ -115,7 +113,6 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        """Answer one call."""
         header = msgspec.json.decode(descriptor.command, type=PutHeader)
         self._acknowledge(writer, self._opening, self._fds.name)
         for chunk in reader:

@@ -23,8 +23,6 @@ OPTIONS = flight.FlightCallOptions(
 
 
 class Put:
-    """A `DoPut`, step by step."""
-
     def __init__(
         self, client: flight.FlightClient, partition: int = 0, header: bytes | None = None
     ) -> None:
