@@ -16,7 +16,6 @@ from websockets.frames import Opcode
 from sparkdl.control import messages as msg
 from sparkdl.control.auth import bearer
 from sparkdl.control.server import MAX_STRANGERS, CoordinatorServer, ServerAddress
-from sparkdl.core.errors import ConfigError
 from tests.control.rooms import (
     ENDS_SOON_S,
     LOOPBACK,
@@ -59,13 +58,7 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
 
 @pytest.mark.parametrize(
     "authorizations",
-    [
-        (),
-        (f"Bearer {TOKEN}x",),
-        ("Bearer \u00ff",),
-        ("Bearer no", f"Bearer {TOKEN}"),
-        (f"Bearer {TOKEN}", f"Bearer {TOKEN}"),
-    ],
+    [(), ("Bearer \u00ff",), ("Bearer no", f"Bearer {TOKEN}"), (f"Bearer {TOKEN}",) * 2],
 )
 @on_loop
 async def test_without_the_token_the_answer_is_401_and_nobody_is_told(
@@ -83,15 +76,7 @@ async def test_without_the_token_the_answer_is_401_and_nobody_is_told(
 
 @pytest.mark.parametrize(
     "first",
-    [
-        msg.encode(msg.ChildReady(0, 1)),
-        msg.encode(msg.Stop(0.0)),
-        "",
-        "not json",
-        b"\xff\xfe",
-        '{"type":"Hello"}',
-        msg.encode(hello()) + msg.encode(hello()),
-    ],
+    [msg.encode(msg.ChildReady(0, 1)), "not json", b"\xff\xfe", 2 * msg.encode(hello())],
     ids=lambda first: repr(first[:12]),
 )
 @on_loop
@@ -162,19 +147,10 @@ async def test_of_many_strangers_the_oldest_go_first_and_agents_come_in() -> Non
         assert (await here.heard.next())[:2] == ("left", "after")
 
 
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
-        ("not json", "an agent sent an invalid message"),
-        (msg.encode(msg.Stop(0.0)), "an agent sent an invalid message"),
-        (b"\x00\xff", "an agent sent an invalid message"),
-        ('{"x":' + "[" * 100_000, "an agent sent an invalid message"),
-    ],
-    ids=["noise", "a command", "bytes", "deep"],
-)
+@pytest.mark.parametrize("said", ["not json", msg.encode(msg.Stop(0.0)), b"\x00\xff"])
 @on_loop
 async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_stay(
-    said: str | bytes, reason: str
+    said: str | bytes,
 ) -> None:
     async with room() as here, here.agent("good", 1) as good:
         async with here.agent("bad") as bad:
@@ -182,7 +158,7 @@ async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_s
                 await speak(bad, said)
         kind, agent_id, why = await here.heard.next()
         assert (kind, agent_id) == ("left", "bad")
-        assert re.match(reason, why)
+        assert re.match("an agent sent an invalid message", why)
         await good.send(msg.encode(msg.ChildReady(0, 1)))
         assert await here.heard.next() == ("received", "good", msg.ChildReady(0, 1))
         here.server.send("good", msg.Stop(1.0))
@@ -258,15 +234,6 @@ async def test_the_first_free_port_is_taken() -> None:
         address = await server.start(LOOPBACK, (taken, taken, wanted, unused))
         assert address == ServerAddress(LOOPBACK, wanted)
         await server.stop()
-
-
-@on_loop
-async def test_no_free_port_is_an_error_that_names_host_ports_and_settings() -> None:
-    with closing(held_port()) as held:
-        port = held.getsockname()[1]
-        why = f"cannot listen on {LOOPBACK}, port {port}: .*SPARKDL_DRIVER_HOST.*_DRIVER_PORT"
-        with pytest.raises(ConfigError, match=why):
-            await CoordinatorServer(TOKEN, Heard(), 60.0).start(LOOPBACK, (port, port))
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")

@@ -250,8 +250,9 @@ def test_a_controller_without_a_port_leaves_nothing() -> None:
     with closing(socket.create_server((HOST, 0))) as held:
         port = held.getsockname()[1]
         controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN, Mock(spec_set=Executor))
-        with pytest.raises(errors.ConfigError, match=f"cannot listen on {HOST}, port {port}:"):
-            controller.start(HOST, (port,))
+        why = f"cannot listen on {HOST}, port {port}: .*SPARKDL_DRIVER_HOST.*_DRIVER_PORT"
+        with pytest.raises(errors.ConfigError, match=why):
+            controller.start(HOST, (port, port))
     assert threads() == []
 
 

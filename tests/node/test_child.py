@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import traceback
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -139,21 +138,6 @@ def value_of(outcome: Outcome) -> Any:
 def failure_of(outcome: Outcome) -> Failure:
     assert isinstance(outcome, channel.Raised), outcome
     return outcome.failure
-
-
-def test_list_of_arguments_becomes_argv(run: Run) -> None:
-    def argv(args: list[str], ctx: NodeContext) -> list[str]:
-        assert args is sys.argv
-        return sys.argv
-
-    assert value_of(run(argv, ["train.py", "--steps", "3"])) == ["train.py", "--steps", "3"]
-
-
-def test_sys_exit_without_a_code_returns_none(run: Run) -> None:
-    returned = run(lambda args, ctx: ArgumentParser().exit())
-    assert value_of(returned) is None
-    assert isinstance(returned, ChildReturned)
-    assert returned.has_exited
 
 
 @pytest.mark.parametrize(("code", "expected"), [(5, 5), ("out of luck", 1)])

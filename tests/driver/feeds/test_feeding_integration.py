@@ -94,12 +94,6 @@ def test_every_row_is_read_once_an_epoch_however_often_it_is_fed(roomy: Lab, fee
     assert column(results, 1) == 3 * sum(range(1000)) + sum(range(501))
 
 
-def test_fewer_rows_than_nodes_are_fed_all_the_same(roomy: Lab, feed: str) -> None:
-    roomy.begin(count, feed)
-    assert roomy.cluster.feed([7], epochs=2, feed=feed).rows_fed == 2
-    assert column(roomy.ended(feed), 1) == 14
-
-
 def test_data_without_rows_are_an_error_of_the_driver(
     roomy: Lab, feed: str, tmp_path: Path
 ) -> None:
@@ -348,32 +342,20 @@ def each_once(results: list[list[list[int]]], rows: int) -> bool:
     )
 
 
-@pytest.mark.parametrize(("nodes", "passes"), [("roomy", 1), ("little", 2)], indirect=["nodes"])
-def test_files_are_read_once_or_for_each_epoch_if_they_do_not_fit(
-    nodes: Lab, feed: str, tmp_path: Path, passes: int
-) -> None:
-    folder = write(tmp_path / "data", rows=300, width=200)  # 1 MB
-    nodes.begin(read_epochs, (feed, 2))
-    report = nodes.cluster.feed(f"{folder}/*.parquet", 2, feed)
-    assert (report.epochs, report.passes) == (2, passes)
-    assert sum(report.rows.values()) == 2400  # a node that is late leaves rows to the other
-    assert (report.rows_used, report.rows_unused) == (2400, 0)
-    assert each_once(nodes.ended(feed), 1200)
-
-
+@pytest.mark.parametrize("shuffle", ["global", None])
 @pytest.mark.parametrize(("nodes", "passes"), [("roomy", 1), ("little", 3)], indirect=["nodes"])
-def test_each_epoch_deals_each_row_once_and_reads_files_as_often_as_it_must(
-    nodes: Lab, feed: str, tmp_path: Path, passes: int
+def test_files_are_read_once_or_for_each_epoch_if_they_do_not_fit_each_row_once_an_epoch(
+    nodes: Lab, feed: str, tmp_path: Path, passes: int, shuffle: Any
 ) -> None:
     folder = write(tmp_path / "data", rows=300, width=200)  # 1 MB
     nodes.begin(read_epochs, (feed, 3))
-    report = nodes.cluster.feed(folder, 3, feed, shuffle="global")
-    assert (report.epochs, report.passes) == (3, passes)
+    report = nodes.cluster.feed(f"{folder}/*.parquet", 3, feed, shuffle=shuffle)
+    assert (report.epochs, report.passes, report.rows_unused) == (3, passes, 0)
     assert report.rows_used == sum(report.rows.values()) == 3 * 1200
     results = nodes.ended(feed)
     assert each_once(results, 1200)
     first, *others = ({*epoch} for epoch in results[0])
-    for other in others:
+    for other in others if shuffle else ():
         assert 30 < len(first & other) < 570, "half of the rows, in 32 blocks or more"
 
 

@@ -34,11 +34,16 @@ def spec(
 
 
 @pytest.mark.parametrize(
-    ("cores", "task_cpus", "slots"),
-    [((), 1, 0), ((4,), 1, 4), ((4, 4), 2, 4), ((3, 3), 2, 2), ((5, 1), 2, 2), ((1, 1), 2, 0)],
-)
-def test_slots_are_counted_per_executor(cores: tuple[int, ...], task_cpus: int, slots: int) -> None:
-    assert Topology(YARN, cores, task_cpus).slots == slots
+    ("cores", "task_cpus", "executor_gpus", "task_gpus", "slots"),
+    [((), 1, 0, 0, 0), ((4,), 1, 0, 0, 4), ((4, 4), 2, 0, 0, 4), ((3, 3), 2, 0, 0, 2),
+     ((5, 1), 2, 0, 0, 2), ((1, 1), 2, 0, 0, 0), ((4, 4), 1, 1, 0.0, 8), ((4, 4), 1, 1, 1.0, 2),
+     ((4, 4), 1, 4, 2.0, 4), ((4, 4), 1, 8, 1.0, 8), ((4, 4), 1, 1, 0.5, 4),
+     ((4, 4), 1, 1, 0.3, 6), ((4, 4), 1, 1, 0.6, 2), ((4, 4), 1, 2, 4.0, 0)],
+)  # fmt: skip
+def test_slots_are_counted_per_executor_as_many_as_cores_and_gpus_allow(
+    cores: tuple[int, ...], task_cpus: int, executor_gpus: int, task_gpus: float, slots: int
+) -> None:
+    assert Topology(YARN, cores, task_cpus, False, executor_gpus, task_gpus).slots == slots
 
 
 @pytest.mark.parametrize(
@@ -122,16 +127,6 @@ def test_detached_nodes_would_lose_their_executors_to_dynamic_allocation() -> No
         choose_placement(spec(2, "detached"), DYNAMIC)
 
 
-@pytest.mark.parametrize(
-    ("executor_gpus", "task_gpus", "slots"),
-    [(0, 0.0, 8), (1, 0.0, 8), (1, 1.0, 2), (4, 2.0, 4), (8, 1.0, 8), (1, 0.5, 4), (1, 0.3, 6),
-     (1, 0.6, 2), (2, 4.0, 0)],
-)  # fmt: skip
-def test_slots_are_as_many_as_gpus_allow(executor_gpus: int, task_gpus: float, slots: int) -> None:
-    topology = Topology(YARN, (4, 4), 1, False, executor_gpus, task_gpus)
-    assert topology.slots == slots
-
-
 def with_gpus(
     executor_gpus: int, task_gpus: float = 0.0, master: str = YARN, cores: tuple[int, ...] = (4, 4)
 ) -> Topology:
@@ -175,16 +170,8 @@ def test_a_node_asks_spark_for_its_gpus(
     ("wanted", "topology", "words"),
     [
         (spec(2, num_gpus=2), with_gpus(1), r"num_gpus=2, .* an executor 1 GPUs\. Raise spark\.ex"),
-        (
-            spec(2, num_gpus=2),
-            with_gpus(2, 1.0, CLUSTER),
-            "num_gpus=2, .* a task 1 GPUs. Raise spark",
-        ),
-        (
-            spec(4, num_gpus=1),
-            with_gpus(1),
-            "no room for 4 nodes with num_gpus=1, only for 2, and ",
-        ),
+        (spec(2, num_gpus=2), with_gpus(2, 1.0, CLUSTER), "num_gpus=2, .* a task 1 GPUs. Raise"),
+        (spec(4, num_gpus=1), with_gpus(1), "no room for 4 nodes with num_gpus=1, only for 2"),
         (spec(4), with_gpus(1, 1.0), "need 4 task slots .* has 2 task .*1 GPU each, spark.task.r"),
         (spec(2, "attached"), with_gpus(1, 1.0), "and one more for feeding tasks"),
         (spec(2, num_gpus={"worker": 3}), with_gpus(2), "num_gpus={'worker': 3}, .*executor 2"),

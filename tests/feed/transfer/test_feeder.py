@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from sparkdl.control.descriptors import FdReceiver, FdSender
-from sparkdl.control.tls import Tls, Trust, new_tls
+from sparkdl.control.tls import Tls, new_tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.core.row_ranges import Range, merge_ranges
@@ -435,10 +435,6 @@ def _far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FdSender, "connect", lambda name, token: None)
 
 
-def told(spec: FeedSpec, trust: Trust | None) -> FeedSpec:
-    return replace(spec, trust=trust)
-
-
 def two_batches() -> Iterator[pa.RecordBatch]:
     return iter([numbers(0, 400, 8), numbers(400, 1000, 8)])
 
@@ -450,7 +446,7 @@ def test_rows_and_token_cross_in_the_clear_only_without_tls(is_encrypted: bool, 
     secrets = (b"Bearer secret", numbers(0, 400)["x"].buffers()[1].to_pybytes()[: 8 * 100])
     with SpoolServer(tls=tls) as node, NodeProxy(node.target, records=True) as network:
         assert node.target.uri.startswith("grpc+tls://" if tls else "grpc://")
-        spec = told(order([network.target]), tls.trust if tls else None)
+        spec = replace(order([network.target]), trust=tls.trust if tls else None)
         Feeder(spec, 0).feed(two_batches())
         assert node.values == ROWS
         assert len(network.passed) > 8 * 8 * len(ROWS)
@@ -473,10 +469,10 @@ def test_who_is_not_believed_gets_no_row_and_is_told_soon(
     with SpoolServer(tls=ours if server == "ours" else None) as node:
         scheme = "grpc" if client == "none" else "grpc+tls"
         target = replace(node.target, uri=f"{scheme}://127.0.0.1:{node.port}")
-        feeder = Feeder(told(order([target]), known[client]), 0)
+        feeder = Feeder(replace(order([target]), trust=known[client]), 0)
         with pytest.raises(FeederError, match=reason):
             feeder.feed(two_batches())
         assert feeder.unreachable == target
         assert node.seen == []
-        Feeder(told(order([node.target]), known[server]), 0).feed(two_batches())
+        Feeder(replace(order([node.target]), trust=known[server]), 0).feed(two_batches())
         assert node.values == ROWS, "and nobody else is disturbed"
