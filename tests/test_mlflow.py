@@ -62,12 +62,8 @@ class Store:
         ids = [client.get_experiment_by_name(experiment).experiment_id]
         return {
             run.info.run_name: Found(
-                run.info.run_id,
-                run.info.status,
-                run.data.params,
-                run.data.metrics,
-                run.data.tags,
-                run.info.artifact_uri,
+                *(run.info.run_id, run.info.status, run.data.params, run.data.metrics),
+                *(run.data.tags, run.info.artifact_uri),
             )
             for run in client.search_runs(ids)
         }

@@ -288,14 +288,8 @@ def test_fit_takes_as_many_steps_as_it_is_told_over_the_ends_of_epochs(
         it.end()
         data = tf_dataset(EpochBatches(it.reader, 4, ("x", "y")), "x", "y", ahead=2)
         mapped = data.map(lambda x, y: (x, y)).prefetch(1)
-        built.fit(
-            *(mapped,),
-            epochs=len(found),
-            steps_per_epoch=steps,
-            verbose=0,
-            shuffle=False,
-            callbacks=[count],
-        )
+        options = {"epochs": len(found), "steps_per_epoch": steps, "callbacks": [count]}
+        built.fit(*(mapped,), verbose=0, shuffle=False, **options)
         assert ends == found
         if steps == 3:
             assert it.consumed == (48, 4)

@@ -271,13 +271,7 @@ class Host:
             "nsenter",
             "-t",
             str(self._first.pid),
-            "-m",
-            "-u",
-            "-i",
-            "-n",
-            "-p",
-            "--wd=/tmp",
-            "--",
+            *["-m", "-u", "-i", "-n", "-p", "--wd=/tmp", "--"],
         ]
 
     def close(self) -> None:

@@ -232,14 +232,8 @@ def main() -> None:
     except NodeFailedError as error:
         cause = error.root_cause
         failures = [failure.headline() for failure in error.failures]
-        tell(
-            "failed",
-            type=type(error).__name__,
-            kind=cause.kind,
-            host=cause.host,
-            message=str(error),
-            failures=failures,
-        )
+        about = {"type": type(error).__name__, "kind": cause.kind, "host": cause.host}
+        tell("failed", message=str(error), failures=failures, **about)
     finally:
         with suppress(NodeFailedError):  # which it raises once more
             cluster.shutdown()

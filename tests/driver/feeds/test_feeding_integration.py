@@ -18,14 +18,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import (
-    ConfigError,
-    EndOfFeedError,
-    FeedClosedError,
-    FeedTimeoutError,
-    NodeFailedError,
-    ReadError,
-)
+from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTimeoutError, NodeFailedError
 from sparkdl.core.options import Feeding
 from sparkdl.feed.reader.batches import Tail
 from sparkdl.node.context import NodeContext
@@ -289,7 +282,8 @@ def test_loop_that_goes_on_beyond_the_end_is_told_of_and_then_fails(
         assert roomy.ended(feed) == [[10, 10, 0]] * 2
     else:
         with pytest.raises(
-            EndOfFeedError, match=r"ended after 2 epochs.*as another feed: cluster\.feed_async"
+            sparkdl.errors.EndOfFeedError,
+            match=r"ended after 2 epochs.*as another feed: cluster\.feed_async",
         ):
             roomy.ended(feed)
     assert roomy.cluster._controller.wait_for(
@@ -366,7 +360,9 @@ def test_vanished_file_is_an_error_that_names_node_and_file_and_ends_only_this_f
     source = list_files(str(bad))
     (bad / "part-3.parquet").unlink()
     roomy.begin(read_all, feed)
-    with pytest.raises(ReadError, match=r"worker:1 could not read its share: .*part-3.parquet"):
+    with pytest.raises(
+        sparkdl.errors.ReadError, match=r"worker:1 could not read its share: .*part-3.parquet"
+    ):
         roomy.cluster.feed(source, 2, feed)
     assert roomy.cluster.feed(good, 2, feed).epochs == 2
     fed = Counter(x for node in roomy.ended(feed) for x in node if x < 5000)

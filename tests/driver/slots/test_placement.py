@@ -13,13 +13,7 @@ from sparkdl.core.options import Feeding, Placement, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.slots import placement
-from sparkdl.driver.slots.placement import (
-    SlotPlan,
-    Topology,
-    choose_placement,
-    placement_of,
-    read_topology,
-)
+from sparkdl.driver.slots.placement import SlotPlan, Topology, choose_placement, placement_of
 
 YARN = "yarn"
 DYNAMIC_ON = "spark.dynamicAllocation.enabled"
@@ -222,7 +216,7 @@ def test_executors_that_come_late_are_waited_for_and_the_log_says_so(
 ) -> None:
     executors = Executors((), (2,), (2,), (2, 2))
     spark = context("spark://m:7077", executors)
-    topology = read_topology(spark, spec(3), 60.0, silent_s=0.0)
+    topology = placement.read_topology(spark, spec(3), 60.0, silent_s=0.0)
     assert topology is not None
     assert topology.slots == 4
     assert executors.looks >= 4

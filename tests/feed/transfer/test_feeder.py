@@ -27,15 +27,7 @@ from sparkdl.core.row_ranges import Range, merge_ranges
 from sparkdl.feed.store.segment import read_segment
 from sparkdl.feed.transfer import feeder, messages
 from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, Feeder, near_target
-from sparkdl.feed.transfer.messages import (
-    FedPartition,
-    FeederError,
-    FeedSpec,
-    PutAck,
-    PutHeader,
-    PutPiece,
-    Target,
-)
+from sparkdl.feed.transfer.messages import FedPartition, FeederError, PutHeader, PutPiece, Target
 from sparkdl.feed.transfer.server import _TokenCheck
 from tests.control.rooms import TOKEN as ROOMS_TOKEN, room
 from tests.doubles.feeds import FEED, SOON_S, TOKEN, NodeProxy, Running, numbers, order
@@ -134,7 +126,7 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
             raise flight.FlightServerError("the spool is on fire")
         if answer == "say nothing":
             self._is_over.wait(SOON_S)
-        ack = PutAck("close" in answer, fd_socket)
+        ack = messages.PutAck("close" in answer, fd_socket)
         writer.write(b"babble" if answer == "babble" else msgspec.json.encode(ack))
 
     def _descriptor(self, key: str) -> pa.RecordBatch:
@@ -249,7 +241,7 @@ def test_rows_that_are_not_wanted_any_more_are_not_sent(opening: Answer) -> None
 def test_rows_of_a_finished_cluster_are_no_failure(when: str) -> None:
     """The coordinator says that every `map_fun` has returned; the agent is gone."""
 
-    async def scene(spec: FeedSpec, cut: Callable[[], None]) -> FedPartition:
+    async def scene(spec: messages.FeedSpec, cut: Callable[[], None]) -> FedPartition:
         async with room() as finished:
             finished.heard.failure = None
             again = replace(spec, coordinator=finished.address.url, token=ROOMS_TOKEN)
@@ -414,7 +406,7 @@ def test_node_that_cannot_be_reached_is_waited_for_until_the_driver_has_decided(
     monkeypatch.setattr(feeder, "fetch_cause", fetch_cause)
     monkeypatch.setattr(feeder, "_LOOK_S", 0.02)
     target = Target(0, "worker:0", "grpc://127.0.0.1:1")
-    spec = FeedSpec("f", 0, "run", (target,), TOKEN, host_timeout_s=0.2)
+    spec = messages.FeedSpec("f", 0, "run", (target,), TOKEN, host_timeout_s=0.2)
     began_s = time.monotonic()
     cause = feeder.await_decision(spec, target, RuntimeError("worker:0: no word"))
     assert cause == ("it broke" if driver == "has failed" else "")
