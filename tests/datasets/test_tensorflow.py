@@ -71,16 +71,6 @@ def test_sparse_vectors_stay_sparse_and_keras_trains_on_them() -> None:
         assert [model.train_on_batch(x, y) for x, y in data]
 
 
-def test_peek_at_the_first_batch_loses_no_rows() -> None:
-    with Arrivals() as it:
-        it.batch(labelled(0, 10))
-        it.end_epoch(0)
-        data = dataset(it, "y")
-        for _ in range(2):
-            assert next(iter(data)).numpy().tolist() == [0, 1, 2, 3]
-        assert [v for batch in data for v in batch.numpy().tolist()] == list(range(10))
-
-
 @pytest.mark.parametrize("count", [3, 8])
 def test_epoch_that_was_read_ahead_to_its_end_is_over_when_its_batches_were_asked_for(
     count: int,

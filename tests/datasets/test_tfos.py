@@ -138,18 +138,6 @@ def test_input_mapping_of_a_dataframe_goes_by_name() -> None:
         assert feed.next_batch(1) == {"tensor_a": [1], "tensor_b": [10]}
 
 
-def test_batch_ends_with_its_partition() -> None:
-    with Arrivals() as it:
-        feed, _ = inference(it)
-        partition(it, "0.a", [1, 2], [3])
-        partition(it, "1.b", [4])
-        it.end()
-        for expected in ([1, 2], [3], [4], []):
-            assert feed.next_batch(2) == expected
-            feed.batch_results(expected)
-        assert feed.should_stop()
-
-
 def test_batch_never_holds_rows_of_two_partitions_that_come_at_once() -> None:
     with Arrivals() as it:
         feed, answers = inference(it)

@@ -118,16 +118,6 @@ def test_elements_are_tensors_or_lists_of_strings() -> None:
         assert batch["s"] == ["name 0", "name 1"]
 
 
-def test_features_and_labels_come_as_they_are_named() -> None:
-    with Arrivals() as it:
-        it.batch(labelled(0, 2))
-        it.end()
-        assert next(iter(dataset(it, "y"))).tolist() == [0, 1]
-        features, labels = next(iter(dataset(it, ["x", "s"], "y")))
-        assert list(features) == ["x", "s"]
-        assert labels.tolist() == [0, 1]
-
-
 def test_weights_of_padded_rows_come_last() -> None:
     weights = np.array([1, 1, 0], np.float32)
     batch = {"x": np.zeros(3), "y": np.ones(3), "sample_weight": weights}

@@ -267,12 +267,8 @@ class Host:
 
     def entering(self) -> list[str]:
         """Return what comes before the command of a program on this host."""
-        return [
-            "nsenter",
-            "-t",
-            str(self._first.pid),
-            *["-m", "-u", "-i", "-n", "-p", "--wd=/tmp", "--"],
-        ]
+        namespaces = ("-m", "-u", "-i", "-n", "-p")
+        return ["nsenter", "-t", str(self._first.pid), *namespaces, "--wd=/tmp", "--"]
 
     def close(self) -> None:
         _end_first(self._first)

@@ -211,16 +211,9 @@ def main() -> None:
     args = parser.parse_args()
     start_nodes_on(args.hosts)
     local.LocalExecutor.driver_host = lambda self: args.address  # type: ignore[method-assign]
-    cluster = sparkdl.launch(
-        None,
-        train,
-        Plan(args.way, args.fed, args.pause),
-        len(args.hosts),
-        framework=WAYS[args.way][0],
-        executor="local",
-        feeding=sparkdl.Feeding(fed=args.fed),
-        **args.options,
-    )
+    plan, feeding = Plan(args.way, args.fed, args.pause), sparkdl.Feeding(fed=args.fed)
+    where: Any = {"framework": WAYS[args.way][0], "executor": "local", "feeding": feeding}
+    cluster = sparkdl.launch(None, train, plan, len(args.hosts), **where, **args.options)
     tell("launched", hosts=[member.host for member in cluster.world.members])
     try:
         feeding = cluster.feed_async(table(ROWS, parts=8)) if args.fed else None

@@ -52,8 +52,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
 def _save(folder: Path) -> Saved:
     dense = models.dense()
-    paths = (str(folder / name) for name in ("exported", "dense.keras", "two.keras"))
-    found = Saved(*paths, models.save_functions(folder / "functions"))
+    exported, keras, two = (str(folder / n) for n in ("exported", "dense.keras", "two.keras"))
+    found = Saved(exported, keras, two, models.save_functions(folder / "functions"))
     dense.export(found.exported, verbose=False)
     dense.save(found.keras)
     models.two_in_two_out().save(found.two)

@@ -46,12 +46,9 @@ def test_any_form_of_an_example_is_taken() -> None:
 
 
 def test_the_schema_of_one_example() -> None:
-    floats, texts = {"float": (FLOAT, [1]), "floats": (FLOAT, [1, 2])}, {"text": (BYTES, [b"a"])}
-    blobs, others = (
-        (BYTES, [b"a", b"b"]),
-        {"z": (INT64, [1]), "empty": (INT64, []), "nothing": None},
-    )
-    record = example({**floats, **texts, **others, "bytes": (BYTES, [b"a"]), "blobs": blobs})
+    numbers = {"z": (INT64, [1]), "float": (FLOAT, [1]), "floats": (FLOAT, [1, 2])}
+    texts = {"text": (BYTES, [b"a"]), "bytes": (BYTES, [b"a"]), "blobs": (BYTES, [b"a", b"b"])}
+    record = example({**numbers, **texts, "empty": (INT64, []), "nothing": None})
     expected = (
         "struct<blobs:array<binary>,bytes:binary,empty:bigint,float:double,floats:array<double>,"
         "nothing:string,text:string,z:bigint>"

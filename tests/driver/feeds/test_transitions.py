@@ -394,16 +394,13 @@ class SimulatedNode:
 
     def count(self, may_be_whole: bool) -> FeedCount:
         epoch = max(self.cut + 1, self.began, 0)
+        ends = {"closed": self.closed, "closed_to": self.closed_to, "began": self.began}
         return FeedCount(
-            "input",
-            rows_received=self.received,
-            given=ReadCounts(self.consumed, self.reading),
-            closed=self.closed,
-            closed_to=self.closed_to,
+            *("input", self.received, ReadCounts(self.consumed, self.reading)),
             epoch_rows=len(self.rows.get(epoch, [])),
             cut=EpochCount(self.cut, self.cut_rows, may_be_whole),
-            began=self.began,
             is_waiting=self.position >= len(self.rows.get(self.reading, [])),
+            **ends,
         )
 
 

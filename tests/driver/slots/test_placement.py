@@ -201,14 +201,9 @@ def context(master: str, executors: Executors, **settings: str) -> Any:
     """A SparkContext, as far as slots are counted by it."""
     conf = {name.replace("_", "."): value for name, value in settings.items()}
     store = SimpleNamespace(statusStore=lambda: executors)
-    return SimpleNamespace(
-        master=master,
-        applicationId="app-late",
-        startTime=0,
-        getLocalProperty=None,
-        getConf=lambda: conf,
-        _jsc=SimpleNamespace(sc=lambda: store),
-    )
+    java, facts = SimpleNamespace(sc=lambda: store), {"applicationId": "app-late", "startTime": 0}
+    facts |= {"getLocalProperty": None, "getConf": lambda: conf}
+    return SimpleNamespace(master=master, _jsc=java, **facts)
 
 
 def test_executors_that_come_late_are_waited_for_and_the_log_says_so(
