@@ -211,8 +211,8 @@ def main() -> None:
     args = parser.parse_args()
     start_nodes_on(args.hosts)
     local.LocalExecutor.driver_host = lambda self: args.address  # type: ignore[method-assign]
-    plan, feeding = Plan(args.way, args.fed, args.pause), sparkdl.Feeding(fed=args.fed)
-    where: Any = {"framework": WAYS[args.way][0], "executor": "local", "feeding": feeding}
+    plan, fed = Plan(args.way, args.fed, args.pause), sparkdl.Feeding(fed=args.fed)
+    where: Any = {"framework": WAYS[args.way][0], "executor": "local", "feeding": fed}
     cluster = sparkdl.launch(None, train, plan, len(args.hosts), **where, **args.options)
     tell("launched", hosts=[member.host for member in cluster.world.members])
     try:

@@ -394,7 +394,7 @@ class SimulatedNode:
 
     def count(self, may_be_whole: bool) -> FeedCount:
         epoch = max(self.cut + 1, self.began, 0)
-        ends = {"closed": self.closed, "closed_to": self.closed_to, "began": self.began}
+        ends: Any = {"closed": self.closed, "closed_to": self.closed_to, "began": self.began}
         return FeedCount(
             *("input", self.received, ReadCounts(self.consumed, self.reading)),
             epoch_rows=len(self.rows.get(epoch, [])),
@@ -594,9 +594,9 @@ class Simulation:
         self.seen_before = seen
         self.progress += 1
         world = world_of(self.num_nodes, self.generation) if self.is_decided else None
-        now: Any = (None, None) if self.problem else (self.generation, world)
+        generation, world = (None, None) if self.problem else (self.generation, world)
         known: Any = {"finished": finished, "counts": counts, "progress": self.progress}
-        self.take(fs.NodesSeen(fs.Nodes(*now, self.problem, **known)))
+        self.take(fs.NodesSeen(fs.Nodes(generation, world, self.problem, **known)))
         return True
 
     def terminate(self) -> bool:
