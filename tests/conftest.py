@@ -77,7 +77,6 @@ _LARGEST = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--deep`."""
     parser.addoption(
         "--deep",
         action="store_true",

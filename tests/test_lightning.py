@@ -26,12 +26,8 @@ pytestmark = [
 
 _SOON_S = 200.0
 EPOCHS, BATCH, BATCHES, NODES = 3, 4, 5, 2
-QUIET: dict[str, Any] = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
+ABLE = ("checkpointing", "progress_bar", "model_summary")
+QUIET: dict[str, Any] = {"logger": False, **{f"enable_{what}": False for what in ABLE}}
 
 
 def _module(package: Any) -> Any:
@@ -79,16 +75,9 @@ def train(failure: int, ctx: NodeContext) -> dict[str, Any]:
     data = sparkdl.lightning.FeedDataModule(BATCH, x="x", y="y", validation="validation")
     checkpoint = sparkdl.lightning.Checkpoint(every_steps=3)
     print(f"goes on with {checkpoint.path.parent.name[:15] if checkpoint.path else None}")
-    trainer = pl.Trainer(
-        max_epochs=EPOCHS,
-        accelerator="cpu",
-        devices=1,
-        num_nodes=ctx.num_workers,
-        strategy="ddp",
-        plugins=[sparkdl.lightning.Environment()],
-        callbacks=[checkpoint],
-        **QUIET,
-    )
+    one: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "num_nodes": ctx.num_workers}
+    one |= {"strategy": "ddp", "plugins": [sparkdl.lightning.Environment()]}
+    trainer = pl.Trainer(max_epochs=EPOCHS, callbacks=[checkpoint], **one, **QUIET)
     trainer.fit(model, data, ckpt_path=checkpoint.path)
     return {
         "steps": model.steps,

@@ -41,8 +41,6 @@ def launch(map_fun: Any, args: Any = None, **options: Any) -> sparkdl.Cluster:
 
 @dataclass(frozen=True)
 class Found:
-    """A run, as it was read."""
-
     run_id: str
     status: str
     params: dict[str, str]
@@ -58,25 +56,19 @@ class Store:
     uri: str
 
     def runs(self, experiment: str) -> dict[str, Found]:
-        """Return the runs of an experiment by name."""
         import mlflow
 
         client = mlflow.MlflowClient(self.uri)
         ids = [client.get_experiment_by_name(experiment).experiment_id]
         return {
             run.info.run_name: Found(
-                run.info.run_id,
-                run.info.status,
-                run.data.params,
-                run.data.metrics,
-                run.data.tags,
-                run.info.artifact_uri,
+                *(run.info.run_id, run.info.status, run.data.params, run.data.metrics),
+                *(run.data.tags, run.info.artifact_uri),
             )
             for run in client.search_runs(ids)
         }
 
     def history(self, run: Found, metric: str) -> dict[int, float]:
-        """Return step to value."""
         import mlflow
 
         found = mlflow.MlflowClient(self.uri).get_metric_history(run.run_id, metric)
@@ -88,7 +80,6 @@ class Store:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Where runs are."""
     return Store(f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/runs.db")
 
 

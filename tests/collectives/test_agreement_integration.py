@@ -113,7 +113,6 @@ def plays(draw: st.DrawFn) -> Play:
 
 
 def do(tensors: Any, act: Act, rank: int, place: int) -> Any:
-    """Call what the act says; return a list of numbers."""
     import torch
 
     from sparkdl.collectives.transport import Op, Reduction

@@ -25,8 +25,6 @@ def test_work_is_done_in_the_order_in_which_it_was_given() -> None:
     gate, done = threading.Event(), list[object]()
 
     class Opening(SerialExecutor):
-        """Opens the gate when the third work has been given."""
-
         def submit(self, work: Callable[[], Any], name: str | None = None) -> Future[Any]:
             future = super().submit(work, name)
             if name == "third":
@@ -103,8 +101,6 @@ def test_object_comes_as_it_was() -> None:
 
 
 class Dangerous:
-    """Does harm where it is unpickled."""
-
     def __reduce__(self) -> tuple[object, ...]:
         return pytest.fail, ("it was unpickled",)
 
@@ -123,7 +119,6 @@ def test_nothing_is_unpickled_that_was_not_sealed_by_a_member(where: int) -> Non
 
 @contextmanager
 def members(size: int, timeout_s: float) -> Iterator[list[Transport]]:
-    """Yield connected members, each of a thread of its own."""
     from torch.distributed import HashStore
 
     store = HashStore()

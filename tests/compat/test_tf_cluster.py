@@ -17,13 +17,8 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import (
-    ConfigError,
-    FeedTimeoutError,
-    LaunchError,
-    NodeFailedError,
-    ShutdownTimeoutError,
-)
+from sparkdl.core import errors
+from sparkdl.core.errors import ConfigError, FeedTimeoutError, LaunchError, NodeFailedError
 from sparkdl.core.options import Startup
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
@@ -54,9 +49,6 @@ def run() -> Iterator[Run]:
         yield start
 
 
-# run
-
-
 def test_cluster_that_reads_its_own_data_tells_each_node_and_takes_no_rows(run: Run) -> None:
     cluster = run(hang, None, 4, 1, master_node="chief", eval_node=True)
     assert [
@@ -70,7 +62,7 @@ def test_cluster_that_reads_its_own_data_tells_each_node_and_takes_no_rows(run: 
     for feed in (cluster.train, cluster.inference):
         with pytest.raises(ConfigError, match=r"need TFCluster\.run"):
             feed([1])
-    with pytest.raises(ShutdownTimeoutError, match="chief:0, worker:0 had not returned"):
+    with pytest.raises(errors.ShutdownTimeoutError, match="chief:0, worker:0 had not returned"):
         cluster.shutdown(timeout=1)
     assert not processes()
 
@@ -82,29 +74,19 @@ def test_cluster_that_is_fed_tells_what_it_was_made_of_and_takes_rows(
         return [0, 0] if ctx.job_name == "ps" else count_rows(args, ctx)
 
     monkeypatch.setenv(TOKEN_VARIABLE, "a secret that both know")
-    cluster = run(
-        count,
-        Namespace(num_gpus=0),
-        3,
-        1,
-        input_mode=1,
-        master_node="master",
-        release_port=False,
-        queues=["input", "extra", "error"],
-    )
-    assert (
-        cluster.meta
-        == cluster.cluster_meta
-        == {
-            "id": cluster.cluster_id,
-            "cluster_template": {"ps": [0], "master": [1], "worker": [2]},
-            "num_executors": 3,
-            "default_fs": "file://",
-            "working_dir": os.getcwd(),
-            "server_addr": cluster.server.address,
-            "release_port": False,
-        }
-    )
+    options = {"master_node": "master", "release_port": False}
+    queues = ["input", "extra", "error"]
+    cluster = run(count, Namespace(num_gpus=0), 3, 1, input_mode=1, queues=queues, **options)
+    meta = {
+        "id": cluster.cluster_id,
+        "cluster_template": {"ps": [0], "master": [1], "worker": [2]},
+        "num_executors": 3,
+        "default_fs": "file://",
+        "working_dir": os.getcwd(),
+        "server_addr": cluster.server.address,
+        "release_port": False,
+    }
+    assert cluster.meta == cluster.cluster_meta == meta
     told = (cluster.defaultFS, cluster.working_dir, cluster.num_executors)
     assert told == ("file://", os.getcwd(), 3)
     assert cluster.input_mode is SPARK
@@ -177,9 +159,6 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=text):
         run(hang, **options)
     assert not processes()
-
-
-# shutdown
 
 
 def test_shutdown_raises_what_a_node_raised_only_once_and_the_next_run_is_not_spoilt(

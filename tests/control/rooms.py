@@ -77,7 +77,6 @@ class Room:
 
     @asynccontextmanager
     async def agent(self, agent_id: str, node_id: int = 0) -> AsyncIterator[ClientConnection]:
-        """A good agent that has joined."""
         async with authorized(self.address.url) as connection:
             await connection.send(encode(hello(agent_id, node_id)))
             assert await self.heard.next() == ("joined", agent_id)
@@ -129,7 +128,6 @@ async def receive(connection: ClientConnection) -> ToAgent:
 
 
 def handshake(*authorizations: str) -> bytes:
-    """The opening of a WebSocket connection with these Authorization headers, as bytes."""
     lines = [
         "GET / HTTP/1.1", "Host: here", "Upgrade: websocket", "Connection: Upgrade",
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13",
@@ -145,7 +143,6 @@ async def speak(connection: ClientConnection, said: str | bytes) -> None:
 
 
 def frame_head(nbytes: int) -> bytes:
-    """The head of a client's text frame that announces a long payload."""
     return b"\x81\xff" + nbytes.to_bytes(8, "big") + b"mask"
 
 

@@ -49,9 +49,6 @@ def content(fd: int) -> bytes:
         os.close(fd)
 
 
-# Framing.
-
-
 @given(st.lists(MESSAGE, max_size=8), st.data())
 def test_messages_come_out_whole_and_in_order_wherever_the_stream_is_cut(
     messages: list[channel.Local], data: st.DataObject
@@ -89,8 +86,6 @@ def test_a_message_without_its_descriptor_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="a Results came without its descriptor"):
         list(channel.Unframer().feed(channel.frame(channel.Results("x", 1)), []))
 
-
-# Over a real socket pair.
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -25,12 +25,10 @@ class Agent:
         self.child_end.settimeout(SOON_S)
 
     def turn(self) -> None:
-        """Let the loop do what it can do at once."""
         self.loop.call_soon(self.loop.stop)
         self.loop.run_forever()
 
     def turn_until(self, is_done: Callable[[], bool]) -> None:
-        """Let the loop wait for the socket until something is so."""
         late = self.loop.call_later(SOON_S, self.loop.stop)
 
         def look() -> None:

@@ -16,28 +16,10 @@ from websockets.frames import Opcode
 from sparkdl.control import messages as msg
 from sparkdl.control.auth import bearer
 from sparkdl.control.server import MAX_STRANGERS, CoordinatorServer, ServerAddress
-from sparkdl.core.errors import ConfigError
-from tests.control.rooms import (
-    ENDS_SOON_S,
-    LOOPBACK,
-    SOON_S,
-    TOKEN,
-    Heard,
-    Peer,
-    Room,
-    authorized,
-    frame_head,
-    handshake,
-    has_ipv6,
-    hello,
-    on_loop,
-    receive,
-    room,
-    speak,
-    text_frame,
-)
+from tests.control import rooms
+from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, Heard, Room, hello, on_loop, receive, room
 
-Stalled = Callable[[Room], AbstractAsyncContextManager[Peer]]
+Stalled = Callable[[Room], AbstractAsyncContextManager[rooms.Peer]]
 
 
 async def check_works(here: Room) -> None:
@@ -57,26 +39,17 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-# Who is let in.
-
-
 @pytest.mark.parametrize(
     "authorizations",
-    [
-        (),
-        (f"Bearer {TOKEN}x",),
-        ("Bearer \u00ff",),
-        ("Bearer no", f"Bearer {TOKEN}"),
-        (f"Bearer {TOKEN}", f"Bearer {TOKEN}"),
-    ],
+    [(), ("Bearer \u00ff",), ("Bearer no", f"Bearer {TOKEN}"), (f"Bearer {TOKEN}",) * 2],
 )
 @on_loop
 async def test_without_the_token_the_answer_is_401_and_nobody_is_told(
     authorizations: tuple[str, ...],
 ) -> None:
-    frame = text_frame(msg.encode(hello()).encode())
+    frame = rooms.text_frame(msg.encode(hello()).encode())
     async with room() as here:
-        async with here.raw(handshake(*authorizations), frame) as (reader, _):
+        async with here.raw(rooms.handshake(*authorizations), frame) as (reader, _):
             answer = await read_all(reader)
         assert answer.startswith(b"HTTP/1.1 401 ")
         assert answer.endswith(b"\r\n\r\nwrong or missing token\n")
@@ -86,15 +59,7 @@ async def test_without_the_token_the_answer_is_401_and_nobody_is_told(
 
 @pytest.mark.parametrize(
     "first",
-    [
-        msg.encode(msg.ChildReady(0, 1)),
-        msg.encode(msg.Stop(0.0)),
-        "",
-        "not json",
-        b"\xff\xfe",
-        '{"type":"Hello"}',
-        msg.encode(hello()) + msg.encode(hello()),
-    ],
+    [msg.encode(msg.ChildReady(0, 1)), "not json", b"\xff\xfe", 2 * msg.encode(hello())],
     ids=lambda first: repr(first[:12]),
 )
 @on_loop
@@ -102,9 +67,9 @@ async def test_who_does_not_begin_with_hello_is_shown_out_and_nobody_is_told(
     first: str | bytes,
 ) -> None:
     async with room() as here:
-        async with authorized(here.address.url) as stranger:
+        async with rooms.authorized(here.address.url) as stranger:
             with pytest.raises(ConnectionClosed, match=r"1008.*a Hello was expected"):
-                await speak(stranger, first)
+                await rooms.speak(stranger, first)
         assert here.heard.queue.empty()
         await check_works(here)
 
@@ -112,7 +77,7 @@ async def test_who_does_not_begin_with_hello_is_shown_out_and_nobody_is_told(
 @on_loop
 async def test_a_second_agent_of_the_same_name_is_refused_and_the_first_stays() -> None:
     async with room() as here, here.agent("twin") as first:
-        async with authorized(here.address.url) as second:
+        async with rooms.authorized(here.address.url) as second:
             await second.send(msg.encode(hello("twin")))
             with pytest.raises(ConnectionClosed, match="1008"):
                 await asyncio.wait_for(second.recv(), SOON_S)
@@ -122,21 +87,22 @@ async def test_a_second_agent_of_the_same_name_is_refused_and_the_first_stays() 
         assert await here.heard.next() == ("received", "twin", msg.ChildReady(7, 1))
 
 
-# Peers that stall.
-
 STALLED: dict[str, Stalled] = {
     "connects only": lambda here: here.raw(),
-    "half a handshake": lambda here: here.raw(handshake(bearer(TOKEN))[:60]),
-    "no hello": lambda here: here.raw(handshake(bearer(TOKEN))),
+    "half a handshake": lambda here: here.raw(rooms.handshake(bearer(TOKEN))[:60]),
+    "no hello": lambda here: here.raw(rooms.handshake(bearer(TOKEN))),
     "half a hello": lambda here: here.raw(
-        handshake(bearer(TOKEN)), text_frame(msg.encode(hello("slow")).encode())[:20]
+        rooms.handshake(bearer(TOKEN)), rooms.text_frame(msg.encode(hello("slow")).encode())[:20]
     ),
 }
 
 
 @on_loop
 async def test_stalled_peers_disturb_nobody_and_do_not_hold_up_the_stop() -> None:
-    async with room(hello_s=10 * SOON_S, close_s=ENDS_SOON_S) as here, AsyncExitStack() as stack:
+    async with (
+        room(hello_s=10 * SOON_S, close_s=rooms.ENDS_SOON_S) as here,
+        AsyncExitStack() as stack,
+    ):
         for stall in STALLED.values():
             await stack.enter_async_context(stall(here))
         await check_works(here)
@@ -147,7 +113,7 @@ async def test_stalled_peers_disturb_nobody_and_do_not_hold_up_the_stop() -> Non
 @on_loop
 async def test_a_peer_that_never_says_hello_is_dropped() -> None:
     async with room(hello_s=1.0) as here:
-        async with authorized(here.address.url) as silent:
+        async with rooms.authorized(here.address.url) as silent:
             with pytest.raises(ConnectionClosed, match="1008") as closed:
                 await asyncio.wait_for(silent.recv(), SOON_S)
             assert closed.value.rcvd is not None
@@ -167,30 +133,18 @@ async def test_of_many_strangers_the_oldest_go_first_and_agents_come_in() -> Non
         assert (await here.heard.next())[:2] == ("left", "after")
 
 
-# What an agent may say.
-
-
-@pytest.mark.parametrize(
-    ("said", "reason"),
-    [
-        ("not json", "an agent sent an invalid message"),
-        (msg.encode(msg.Stop(0.0)), "an agent sent an invalid message"),
-        (b"\x00\xff", "an agent sent an invalid message"),
-        ('{"x":' + "[" * 100_000, "an agent sent an invalid message"),
-    ],
-    ids=["noise", "a command", "bytes", "deep"],
-)
+@pytest.mark.parametrize("said", ["not json", msg.encode(msg.Stop(0.0)), b"\x00\xff"])
 @on_loop
 async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_stay(
-    said: str | bytes, reason: str
+    said: str | bytes,
 ) -> None:
     async with room() as here, here.agent("good", 1) as good:
         async with here.agent("bad") as bad:
             with pytest.raises(ConnectionClosed, match=r"1008.*not a message"):
-                await speak(bad, said)
+                await rooms.speak(bad, said)
         kind, agent_id, why = await here.heard.next()
         assert (kind, agent_id) == ("left", "bad")
-        assert re.match(reason, why)
+        assert re.match("an agent sent an invalid message", why)
         await good.send(msg.encode(msg.ChildReady(0, 1)))
         assert await here.heard.next() == ("received", "good", msg.ChildReady(0, 1))
         here.server.send("good", msg.Stop(1.0))
@@ -200,8 +154,8 @@ async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_s
 @pytest.mark.parametrize(
     ("frame", "why"),
     [
-        (text_frame(b'{"type":"\xff"}'), "1007"),  # no UTF-8
-        (frame_head(msg.MAX_MESSAGE_NBYTES + 1), "1009.*too big"),
+        (rooms.text_frame(b'{"type":"\xff"}'), "1007"),  # no UTF-8
+        (rooms.frame_head(msg.MAX_MESSAGE_NBYTES + 1), "1009.*too big"),
         (b"\x83\x80mask", "1002"),  # no known opcode
     ],
     ids=["no UTF-8", "too big", "no opcode"],
@@ -210,7 +164,7 @@ async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_s
 async def test_a_frame_that_breaks_the_rules_breaks_only_its_own_connection(
     frame: bytes, why: str
 ) -> None:
-    async with room(close_s=ENDS_SOON_S) as here, here.agent("good") as good:
+    async with room(close_s=rooms.ENDS_SOON_S) as here, here.agent("good") as good:
         async with here.raw_agent("bad") as (reader, writer):
             writer.write(frame)
             assert await reader.read(1) == b"\x88"  # a close frame
@@ -223,13 +177,10 @@ async def test_a_frame_that_breaks_the_rules_breaks_only_its_own_connection(
 
 @on_loop
 async def test_an_agent_that_says_nothing_and_does_not_ping_has_left() -> None:
-    async with room(lease_s=0.2, close_s=ENDS_SOON_S) as here, here.raw_agent("frozen"):
+    async with room(lease_s=0.2, close_s=rooms.ENDS_SOON_S) as here, here.raw_agent("frozen"):
         kind, agent_id, reason = await here.heard.next()
         assert (kind, agent_id) == ("left", "frozen")
         assert re.match(r"it has sent no data for \d", reason)
-
-
-# What an agent is told.
 
 
 @on_loop
@@ -255,9 +206,6 @@ async def test_stop_ends_every_connection_and_the_port() -> None:
             await asyncio.open_connection(here.address.host, here.address.port)
 
 
-# Where it listens.
-
-
 def held_port() -> socket.socket:
     return socket.create_server((LOOPBACK, 0))
 
@@ -274,16 +222,7 @@ async def test_the_first_free_port_is_taken() -> None:
         await server.stop()
 
 
-@on_loop
-async def test_no_free_port_is_an_error_that_names_host_ports_and_settings() -> None:
-    with closing(held_port()) as held:
-        port = held.getsockname()[1]
-        why = f"cannot listen on {LOOPBACK}, port {port}: .*SPARKDL_DRIVER_HOST.*_DRIVER_PORT"
-        with pytest.raises(ConfigError, match=why):
-            await CoordinatorServer(TOKEN, Heard(), 60.0).start(LOOPBACK, (port, port))
-
-
-@pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
+@pytest.mark.skipif(not rooms.has_ipv6(), reason="this machine has no ::1")
 @on_loop
 async def test_the_server_is_reached_over_ip_version_6() -> None:
     heard = Heard()

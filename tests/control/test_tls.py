@@ -33,9 +33,6 @@ def ours() -> Tls:
     return new_tls()
 
 
-# what is chosen
-
-
 def test_without_a_word_it_is_on_where_spark_encrypts_and_the_log_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -58,9 +55,6 @@ def test_missing_package_is_an_error_that_says_what_to_install(
         choose_tls(True, "")
     with pytest.raises(ConfigError, match=f"^{SETTING} is on.*{install}"):
         choose_tls(None, SETTING)
-
-
-# what is secret
 
 
 def test_key_is_in_no_repr_and_in_no_file(
@@ -89,9 +83,6 @@ def test_key_is_in_no_repr_and_in_no_file(
 
 def replace_tls(order: AgentSpec, tls: Tls) -> AgentSpec:
     return msgspec.structs.replace(order, tls=tls)
-
-
-# the control plane
 
 
 @on_loop

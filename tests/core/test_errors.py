@@ -12,13 +12,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from sparkdl.core import errors
-from sparkdl.core.errors import (
-    NodeFailedError,
-    NodeLostError,
-    RecordError,
-    SparkdlError,
-    node_error,
-)
+from sparkdl.core.errors import NodeFailedError, NodeLostError, SparkdlError, node_error
 from sparkdl.core.failure import Code, Failure
 
 ALSO = {
@@ -47,7 +41,7 @@ LOST = Failure("ps:0", "lost", "its connection closed", 12.0, node_id=2, rank=2,
 
 GIVEN: dict[type[SparkdlError], tuple[object, ...]] = {
     NodeFailedError: ([LATER, EARLY],),
-    RecordError: ("file", 7, "why"),
+    errors.RecordError: ("file", 7, "why"),
     SparkdlError: ("what; where; why",),
 }
 """What an error is made of; the first base of it counts."""

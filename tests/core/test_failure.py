@@ -32,12 +32,8 @@ def test_headline_says_who_where_and_what(what: Failure, verb: str) -> None:
 
 
 def test_story_is_headline_traceback_and_last_log_lines() -> None:
-    what = failure(
-        "exception",
-        "ValueError: bad",
-        traceback="Traceback …\nValueError: bad\n",
-        log_tail=("a", "b"),
-    )
+    trace = "Traceback …\nValueError: bad\n"
+    what = failure("exception", "ValueError: bad", traceback=trace, log_tail=("a", "b"))
     assert what.describe() == (
         "worker:1 (rank 2, pid 345) on exec-7 raised ValueError: bad\n"
         "Traceback …\nValueError: bad\n"

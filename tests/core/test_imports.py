@@ -38,14 +38,11 @@ print(len(found))
 """
 
 
-def test_collector_is_off_inside_and_on_again_also_after_an_error() -> None:
+def test_collector_is_off_inside_and_then_as_it_was_also_after_an_error() -> None:
     with pytest.raises(OSError, match="inside"), gc_disabled():
         assert not gc.isenabled()
         raise OSError("inside")
     assert gc.isenabled()
-
-
-def test_collector_that_was_off_stays_off() -> None:
     gc.disable()
     try:
         with gc_disabled():

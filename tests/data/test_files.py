@@ -38,9 +38,6 @@ def test_a_file_that_is_gone_is_an_error_that_names_it(tmp_path: Path) -> None:
         list(read_file(LOCAL, f"{tmp_path}/gone"))
 
 
-# writing
-
-
 def put(to: Destination, data: bytes, number: int = 0) -> str:
     with to.part(number) as (name, file):
         file.write(data)

@@ -105,9 +105,6 @@ def test_sharding_of_one_process_keeps_the_shape() -> None:
     assert x.sharding == y.sharding == sharding
 
 
-# several nodes
-
-
 @dataclass(frozen=True)
 class Device:
     process_index: int

@@ -28,9 +28,6 @@ def weights_of_one_process() -> np.ndarray:
     return found
 
 
-# TensorFlow
-
-
 def model_of_words() -> Any:
     """Return a model that adds up one weight for each word of a row."""
     import keras

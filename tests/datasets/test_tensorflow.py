@@ -71,16 +71,6 @@ def test_sparse_vectors_stay_sparse_and_keras_trains_on_them() -> None:
         assert [model.train_on_batch(x, y) for x, y in data]
 
 
-def test_peek_at_the_first_batch_loses_no_rows() -> None:
-    with Arrivals() as it:
-        it.batch(labelled(0, 10))
-        it.end_epoch(0)
-        data = dataset(it, "y")
-        for _ in range(2):
-            assert next(iter(data)).numpy().tolist() == [0, 1, 2, 3]
-        assert [v for batch in data for v in batch.numpy().tolist()] == list(range(10))
-
-
 @pytest.mark.parametrize("count", [3, 8])
 def test_epoch_that_was_read_ahead_to_its_end_is_over_when_its_batches_were_asked_for(
     count: int,
@@ -288,14 +278,8 @@ def test_fit_takes_as_many_steps_as_it_is_told_over_the_ends_of_epochs(
         it.end()
         data = tf_dataset(EpochBatches(it.reader, 4, ("x", "y")), "x", "y", ahead=2)
         mapped = data.map(lambda x, y: (x, y)).prefetch(1)
-        built.fit(
-            *(mapped,),
-            epochs=len(found),
-            steps_per_epoch=steps,
-            verbose=0,
-            shuffle=False,
-            callbacks=[count],
-        )
+        options = {"epochs": len(found), "steps_per_epoch": steps, "callbacks": [count]}
+        built.fit(*(mapped,), verbose=0, shuffle=False, **options)
         assert ends == found
         if steps == 3:
             assert it.consumed == (48, 4)
@@ -317,9 +301,6 @@ def test_keras_warns_of_a_feed_that_is_short_of_steps_and_of_no_epochs_end() -> 
             built.fit(data, epochs=2, verbose=0, shuffle=False)
         with pytest.warns(UserWarning, match="ran out of data"):
             built.evaluate(data, steps=5, verbose=0)
-
-
-# strategies
 
 
 def distribute(num_workers: int, data: Any) -> list[str]:

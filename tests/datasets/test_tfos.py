@@ -61,9 +61,6 @@ def rows(it: Arrivals, *segments: list[Any], epoch: int = 0) -> None:
             it.batch(batch, epoch)
 
 
-# training
-
-
 def test_batches_run_across_partitions_and_epochs() -> None:
     with Arrivals() as it:
         feed = train(it)
@@ -110,9 +107,6 @@ def test_whoever_claims_the_feed_later_ends_this_one() -> None:
         assert feed.should_stop()
 
 
-# input_mapping
-
-
 MAPPING = {"b": "tensor_b", "a": "tensor_a"}
 
 
@@ -142,21 +136,6 @@ def test_input_mapping_of_a_dataframe_goes_by_name() -> None:
         feed = train(it, input_mapping=MAPPING)
         it.batch(pa.record_batch({"c": [0], "b": [10], "a": [1]}))
         assert feed.next_batch(1) == {"tensor_a": [1], "tensor_b": [10]}
-
-
-# inference
-
-
-def test_batch_ends_with_its_partition() -> None:
-    with Arrivals() as it:
-        feed, _ = inference(it)
-        partition(it, "0.a", [1, 2], [3])
-        partition(it, "1.b", [4])
-        it.end()
-        for expected in ([1, 2], [3], [4], []):
-            assert feed.next_batch(2) == expected
-            feed.batch_results(expected)
-        assert feed.should_stop()
 
 
 def test_batch_never_holds_rows_of_two_partitions_that_come_at_once() -> None:
@@ -230,9 +209,6 @@ def test_each_row_gets_its_result(
                 del owed[:answer_size]
         feed.batch_results(owed)
         assert {name: answers.of(name) for name in asked} == asked
-
-
-# terminate
 
 
 def test_terminate_drops_what_is_here_and_tells_the_agent() -> None:

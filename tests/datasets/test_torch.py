@@ -105,9 +105,6 @@ def error_of(batches: Any) -> Exception:
     raise AssertionError("nothing was raised")
 
 
-# elements
-
-
 def test_elements_are_tensors_or_lists_of_strings() -> None:
     import torch
 
@@ -119,16 +116,6 @@ def test_elements_are_tensors_or_lists_of_strings() -> None:
         assert batch["x"].tolist() == [[0, 0], [1, 1]]
         assert batch["y"].dtype == torch.int64
         assert batch["s"] == ["name 0", "name 1"]
-
-
-def test_features_and_labels_come_as_they_are_named() -> None:
-    with Arrivals() as it:
-        it.batch(labelled(0, 2))
-        it.end()
-        assert next(iter(dataset(it, "y"))).tolist() == [0, 1]
-        features, labels = next(iter(dataset(it, ["x", "s"], "y")))
-        assert list(features) == ["x", "s"]
-        assert labels.tolist() == [0, 1]
 
 
 def test_weights_of_padded_rows_come_last() -> None:
@@ -198,9 +185,6 @@ def test_times_structs_and_padded_arrays_are_tensors(workers: int) -> None:
     assert (x["ids"].dtype, y.dtype, y.tolist()) == (torch.int32, torch.int64, [1_000_001, 2])
 
 
-# epochs
-
-
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_workers_share_each_epoch_and_end_with_it(is_persistent: bool) -> None:
     with Arrivals() as it:
@@ -227,9 +211,6 @@ def test_loop_that_is_left_gives_its_rows_back(is_persistent: bool) -> None:
         torch.manual_seed(0)
         assert values(data) == list(range(100))
         assert values(data) == list(range(100, 200))
-
-
-# what goes wrong
 
 
 def die_at_8(batch: Any) -> Any:
@@ -335,9 +316,6 @@ def test_position_is_what_the_loader_has_put_out(workers: int) -> None:
                 else:
                     assert position(None) == sorted(came)
         assert len(came) == 100
-
-
-# loaders that resume
 
 
 def resumed(it: Arrivals, is_resumed: bool) -> Any:

@@ -31,18 +31,12 @@ def with_version(facts: Facts, name: str, version: str) -> Facts:
     return replace(facts, versions={k: v for k, v in versions.items() if v})
 
 
-# Packages.
-
-
 def test_another_package_that_hides_sparkdl_is_a_problem() -> None:
     ours = replace(A, package="/env/sparkdl")
     assert not list(judges.judge_packages([DRIVER, ours, with_version(B, "sparkdl", "")]))
     hiding = replace(with_version(B, "sparkdl", ""), package="/old/sparkdl")
     (problem,) = found(judges.judge_packages([ours, hiding]), "problem")
     assert "b (10.0.0.2): import sparkdl finds another package, at /old/sparkdl" in problem
-
-
-# Versions.
 
 
 def test_versions_that_agree_are_one_line() -> None:
@@ -88,9 +82,6 @@ def test_spark_of_another_release_than_pyspark_is_a_problem() -> None:
     assert "Install pyspark 4.1.0" in check.advice
 
 
-# Executors and nodes.
-
-
 def test_executors_that_do_not_reach_the_driver_are_told_in_the_words_of_a_launch() -> None:
     cut = [replace(each, unreachable="timed out") for each in (A, B)]
     (said,) = found(judges.judge_way(cut, "head:5000"), "problem")
@@ -107,9 +98,6 @@ def test_slowest_node_decides_about_the_exchange() -> None:
     assert judges.judge_exchange(1, ["no torch", 0.1]).finding == "no torch"
 
 
-# Frameworks.
-
-
 def test_missing_framework_is_a_problem_where_it_was_asked_for() -> None:
     text = "framework='torch' is not installed on executor a: no module torch. Install it there"
     missing = replace(A, imports={"torch": Imported(text)})
@@ -117,9 +105,6 @@ def test_missing_framework_is_a_problem_where_it_was_asked_for() -> None:
     checks = list(judges.judge_imports([missing, there], ["torch"]))
     assert "framework='torch' is not installed on executor a" in found(checks, "problem")[0]
     assert "on 1 of 2 executors, in 2.0 s" in found(checks, "ok")[0]
-
-
-# Machines.
 
 
 def test_small_shared_memory_is_named_where_torch_may_use_it() -> None:
@@ -157,9 +142,6 @@ def test_path_that_one_executor_lacks_is_named() -> None:
     assert "found from 1 of 2 executors" in found(checks, "ok")[0]
     unasked = judges.judge_storage([good, bad], ["file:///data"], "file:///data")
     assert "b (10.0.0.2): gone" in found(unasked, "warning")[0]
-
-
-# The report.
 
 
 def test_report_is_text_html_and_json() -> None:

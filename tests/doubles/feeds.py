@@ -17,16 +17,9 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
+from sparkdl.control import messages as msg
 from sparkdl.control.channel import ChildPipe, Consumed, EndMark, Local, Release, Segment
-from sparkdl.control.messages import (
-    Assign,
-    AssignedRange,
-    EpochEnd,
-    FeedEnd,
-    FeedProgress,
-    Spooled,
-    SpooledRange,
-)
+from sparkdl.control.messages import Assign, EpochEnd, FeedProgress, Spooled
 from sparkdl.control.tls import Tls
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
@@ -267,8 +260,6 @@ class LocalNode(Sent):
         self._sock.close()
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the node's loop; return its result."""
-
         async def run() -> T:
             return function()
 
@@ -278,19 +269,17 @@ class LocalNode(Sent):
         return self.link.feeds.reader(feed)
 
     def end_epoch(self, epoch: int, rows: dict[int, int], again: bool = False) -> None:
-        """Do what the driver does after an epoch."""
         self.call(lambda: self.feeds.on_driver_message(EpochEnd(FEED, epoch, rows, again)))
 
     def end_feed(self) -> None:
-        """Do what the driver does at shutdown."""
-        self.call(lambda: self.feeds.on_driver_message(FeedEnd(())))
+        self.call(lambda: self.feeds.on_driver_message(msg.FeedEnd(())))
 
     def wait_told(self, is_enough: Callable[[list[FeedProgress]], bool]) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: is_enough(self.told), SOON_S), self.told
 
     @property
-    def ranges(self) -> list[SpooledRange]:
+    def ranges(self) -> list[msg.SpooledRange]:
         """What the node has reported of its spool."""
         return [piece for each in self.spooled for piece in each.ranges]
 
@@ -305,7 +294,6 @@ class LocalNode(Sent):
 
     @property
     def target(self) -> Target:
-        """Where feeders find this node."""
         return Target(self.node_id, f"worker:{self.node_id}", self.uri)
 
     def _begin(self) -> None:
@@ -357,7 +345,9 @@ class LevelDriver:
 
     def assign(self, holder: LocalNode, spooled: Spooled) -> None:
         with self._lock:
-            assigned: dict[int, list[AssignedRange]] = {node.node_id: [] for node in self._nodes}
+            assigned: dict[int, list[msg.AssignedRange]] = {
+                node.node_id: [] for node in self._nodes
+            }
             for piece in spooled.ranges:
                 skip = 0
                 most_first = [node_id for node_id, _ in self._totals.most_common()]
@@ -365,7 +355,7 @@ class LevelDriver:
                     rows = (piece.rows - skip) // (len(most_first) - place)
                     spans = ((piece.partition, piece.start + skip, piece.start + skip + rows),)
                     what = (holder.node_id, piece.number, piece.skip + skip, rows, spans)
-                    assigned[node_id] += [AssignedRange(*what)] * bool(rows)
+                    assigned[node_id] += [msg.AssignedRange(*what)] * bool(rows)
                     self._totals[node_id] += rows
                     skip += rows
             for node in self._nodes:

@@ -45,8 +45,6 @@ def has_checkpoint(view: ClusterView) -> bool:
 
 @dataclass(frozen=True)
 class NodeProcesses:
-    """The processes of one node."""
-
     agent: psutil.Process
     child: psutil.Process
 
@@ -138,12 +136,10 @@ class Lines:
             self.changed.notify_all()
 
     def of(self, node: str) -> list[str]:
-        """Return a node's lines so far."""
         with self.changed:
             return [line.text for line in self.heard if line.node == node]
 
     def wait_for(self, text: str, count: int = 1) -> None:
-        """Wait until so many lines have been `text`."""
         with self.changed:
             assert self.changed.wait_for(
                 lambda: [line.text for line in self.heard].count(text) >= count, SOON_S

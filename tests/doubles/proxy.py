@@ -51,11 +51,9 @@ class Proxy:
         self._flows.clear()
 
     def mend(self) -> None:
-        """Forward what has waited, and go on."""
         self._flows.set()
 
     def cut(self) -> None:
-        """End all connections, and refuse new ones."""
         with self._lock:
             self._is_cut = True
             _end(self._listener, *self._sockets)

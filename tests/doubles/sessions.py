@@ -64,7 +64,6 @@ class SparkSessions:
 
     @property
     def is_active(self) -> bool:
-        """Whether a session lives."""
         return self._session is not None
 
     def get(self, master: str, extra: Mapping[str, str] | None = None) -> SparkSession:
@@ -142,7 +141,6 @@ class SparkSessions:
                     os.environ["SPARK_HOME"] = before
 
     def close(self) -> None:
-        """Stop all, the JVM included."""
         self.stop()
         if "pyspark" not in sys.modules:
             return
@@ -308,7 +306,6 @@ def jobs_of(spark: SparkSession) -> list[Job]:
 
 
 def is_java_there() -> bool:
-    """Whether Spark will find a Java."""
     home = os.environ.get("JAVA_HOME")
     return bool(home and Path(home, "bin", "java").exists()) or shutil.which("java") is not None
 

@@ -15,7 +15,6 @@ from tests.doubles.sessions import CLUSTER, SparkSessions
 
 @pytest.fixture
 def feed(request: pytest.FixtureRequest) -> str:
-    """The name of the test's own feed."""
     name: str = request.node.name
     return name
 

@@ -6,13 +6,8 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from sparkdl.control.messages import (
-    AllGathered,
-    CheckpointCommit,
-    CheckpointDone,
-    CheckpointPart,
-    Gather,
-)
+from sparkdl.control import messages as msg
+from sparkdl.control.messages import AllGathered, CheckpointDone, CheckpointPart, Gather
 from sparkdl.control.rows import EpochRows, FeedCoverage
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import plan_nodes
@@ -82,21 +77,21 @@ def part(step: int, generation: int = 0, problem: str = "") -> CheckpointPart:
 
 def told(
     checkpoints: Checkpoints, *calls: tuple[int, CheckpointPart], world: World = WORLD
-) -> list[CheckpointCommit | None]:
+) -> list[msg.CheckpointCommit | None]:
     """Hand in parts by node id; return what the first node was told after each."""
     words = [checkpoints.part(world, node_id, said, AT_S) for node_id, said in calls]
     assert {word[0] for word in words if word} <= {world.members[0].node.node_id}
     return [word[1] if word else None for word in words]
 
 
-def manifest_of(word: CheckpointCommit | None) -> Manifest:
+def manifest_of(word: msg.CheckpointCommit | None) -> Manifest:
     assert word is not None
     return msgspec.json.decode(word.manifest, type=Manifest)
 
 
 def test_parts_of_all_make_a_manifest_and_the_first_hears_who_is_awaited() -> None:
     waiting, complete = told(Checkpoints("c", CoverageStore()), (0, part(5)), (1, part(5)))
-    assert waiting == CheckpointCommit(0, 5, missing=("worker:1",))
+    assert waiting == msg.CheckpointCommit(0, 5, missing=("worker:1",))
     assert manifest_of(complete) == Manifest(5, "c", 0, AT_S, ("worker:0", "worker:1"), {})
 
 

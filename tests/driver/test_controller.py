@@ -87,14 +87,12 @@ class Play:
         return agent
 
     def world(self, num_nodes: int = 2) -> list[FakeAgent]:
-        """Have all agents join, and the world begin."""
         agents = [self.agent(node_id) for node_id in range(num_nodes)]
         for agent in agents:
             assert agent.hears() == msg.Begin(world_of(num_nodes))
         return agents
 
     def until(self, is_true: Callable[[ClusterView], bool]) -> None:
-        """Wait until something is true of the view."""
         if not self.controller.wait_for(is_true, Deadline.after(SOON_S)):
             pytest.fail(f"still {self.controller.look(lambda view: view)}")
 
@@ -104,7 +102,6 @@ class Play:
 
 
 def ids_of(view: ClusterView) -> set[str]:
-    """The agents that the cluster knows."""
     registry = getattr(view.state, "registry", None)
     agents = (*registry.agents.values(), *registry.standbys) if registry else ()
     return {agent.hello.agent_id for agent in agents}
@@ -147,9 +144,6 @@ def child_failed(node_id: int, kind: FailureKind, time_s: float) -> msg.ChildFai
     return msg.ChildFailed(0, Failure(node.name, kind, "ValueError: no", time_s, node_id=node_id))
 
 
-# Gathering.
-
-
 def test_agent_is_lost_when_it_has_been_there_and_is_no_more(play: Play) -> None:
     node = plan_nodes(2)[0]
     assert not play.controller.is_lost(node, 40), "it is coming up"
@@ -160,9 +154,6 @@ def test_agent_is_lost_when_it_has_been_there_and_is_no_more(play: Play) -> None
     play.until(lambda view: not ids_of(view))
     assert play.controller.is_lost(node, 40)
     assert not play.controller.is_lost(node, 41), "another process"
-
-
-# Running, and what ends it.
 
 
 def test_an_event_out_of_place_is_logged_and_changes_nothing(
@@ -176,9 +167,6 @@ def test_an_event_out_of_place_is_logged_and_changes_nothing(
         assert late.hears() == msg.Stop(0.0)
     assert "DeadlinePassed in Stopped" in caplog.text
     assert play.controller.look(lambda view: view.state) == before
-
-
-# Feeds, broadcasts, logs.
 
 
 def test_a_broadcast_for_another_world_reaches_nobody(play: Play) -> None:
@@ -197,11 +185,8 @@ def test_progress_counts_news_only(play: Play) -> None:
     agents[1].say(msg.FeedProgress(0, (FeedCount("x", 7, ReadCounts(7)),)))
     play.until(lambda view: (1, "x") in view.feeds and bool(getattr(view.state, "returned", ())))
     feeds, progress = play.controller.look(lambda view: (dict(view.feeds), view.progress))
-    assert feeds == {
-        (0, "x"): counts[0],
-        (0, "y"): counts[1],
-        (1, "x"): FeedCount("x", 7, ReadCounts(7)),
-    }
+    other = FeedCount("x", 7, ReadCounts(7))
+    assert feeds == {(0, "x"): counts[0], (0, "y"): counts[1], (1, "x"): other}
     assert progress == 3
 
 
@@ -245,9 +230,6 @@ def test_the_last_lines_of_a_child_outlive_its_agent_and_the_cluster(play: Play)
     assert play.controller.fetch_log(1, 5, Deadline.after(SOON_S)) == ()
 
 
-# Its thread.
-
-
 def threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("sparkdl-controller")]
 
@@ -265,12 +247,10 @@ def test_a_controller_without_a_port_leaves_nothing() -> None:
     with closing(socket.create_server((HOST, 0))) as held:
         port = held.getsockname()[1]
         controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN, Mock(spec_set=Executor))
-        with pytest.raises(errors.ConfigError, match=f"cannot listen on {HOST}, port {port}:"):
-            controller.start(HOST, (port,))
+        why = f"cannot listen on {HOST}, port {port}: .*SPARKDL_DRIVER_HOST.*_DRIVER_PORT"
+        with pytest.raises(errors.ConfigError, match=why):
+            controller.start(HOST, (port, port))
     assert threads() == []
-
-
-# Events.
 
 
 def test_samples_come_while_there_is_anyone_to_sample_and_the_last_when_all_have_left(

@@ -211,7 +211,6 @@ def start(is_fed: bool = False) -> sparkdl.Cluster:
 
 
 def ends(nodes: PlayedNodes, within_s: float = SOON_S) -> bool:
-    """Wait until nothing is left of a cluster."""
     ending = nodes.ending
     assert ending
     is_over = ending._changed.wait_for(lambda: ending.is_over, Deadline.after(within_s))
@@ -320,9 +319,6 @@ def test_abort_acts_at_once_behind_a_shutdown_that_waits(nodes: list[PlayedNodes
             with pytest.raises(ResultError, match="aborted before worker:0, worker:1 had returned"):
                 waiting.result(SOON_S)
     cluster.shutdown()
-
-
-# Ctrl-C under Spark's handler of the signal.
 
 
 class Py4JError(Exception):

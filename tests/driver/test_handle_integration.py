@@ -26,8 +26,6 @@ from tests.doubles.gates import Gate
 from tests.doubles.map_funs import hang
 from tests.doubles.nodes import SOON_S, all_gone, launch, processes, use_settings
 
-# results
-
 
 def test_results_are_by_rank_and_may_hold_arrays_and_output_has_the_name_of_its_node(
     capsys: pytest.CaptureFixture[str],
@@ -50,9 +48,6 @@ def test_results_are_by_rank_and_may_hold_arrays_and_output_has_the_name_of_its_
         "[worker:1] unfinished",
     ]
     assert "[worker:0] I am 0" in lines
-
-
-# failures
 
 
 def test_root_cause_comes_first_with_all_that_is_known_of_it(
@@ -105,9 +100,6 @@ def test_root_cause_comes_first_with_all_that_is_known_of_it(
             cluster.shutdown()
         assert [cluster.logs(rank) for rank in (0, 1)] == logs, "and the agents"
     assert all_gone([process for pair in them.values() for process in (pair.agent, pair.child)])
-
-
-# clusters that have ended by themselves
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -164,9 +156,6 @@ def test_results_that_are_still_being_read_keep_their_node(monkeypatch: pytest.M
         assert cluster.stacks() == {"worker:0": "the child has ended"}, "its agent is there"
         assert list(results) == [2 * row for row in rows[1:]]
         assert all_gone([agent])
-
-
-# shutdown
 
 
 def test_shutdown_waits_for_map_fun_and_is_there_once(tmp_path: Path) -> None:

@@ -100,9 +100,6 @@ def test_nodes_that_come_up_get_the_time_to_do_so() -> None:
     assert health.look(watch, 0, (starting, TWO), 300.0, TIMEOUT_S, 300.0)[1]
 
 
-# What is known of the nodes.
-
-
 NODES = plan_nodes(4, Roles(ps=1, chief="chief", evaluator=True))
 WORLD = build_world(3, {node: Address("h", 1, "") for node in NODES})
 SPEC = ClusterSpec("c", NODES, framework="plain")

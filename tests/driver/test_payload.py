@@ -58,13 +58,6 @@ def test_function_and_arguments_come_back_from_the_payload() -> None:
     assert function(args, "ctx") == (Namespace(steps=3), "ctx", 7)
 
 
-@pytest.mark.parametrize("what", [None, 3, "train", ["train"]])
-def test_what_cannot_be_called_is_no_map_fun(what: Any) -> None:
-    words = f"(?m)^map_fun must be a function of \\(args, ctx\\), not {type(what).__name__}$"
-    with pytest.raises(ConfigError, match=words):
-        pickle_user_code(what, None)
-
-
 @pytest.mark.parametrize(
     ("map_fun", "args", "unpicklable"),
     [

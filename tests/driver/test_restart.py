@@ -94,9 +94,6 @@ def _is_gathering(view: ClusterView) -> bool:
     return isinstance(view.state, Gathering)
 
 
-# a world that shrinks and grows
-
-
 ROWS = 480
 
 

@@ -30,7 +30,6 @@ class Terminal:
     stream: TextIO
 
     def shown(self) -> str:
-        """Return all that has been written to it so far."""
         self.stream.flush()
         data = b""
         while True:

@@ -13,17 +13,9 @@ from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver.events import Changed, Location
+from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.policy import History
-from sparkdl.driver.lifecycle.state import (
-    Agent,
-    AgentRegistry,
-    Failed,
-    Finished,
-    Gathering,
-    Running,
-    Stopped,
-    Stopping,
-)
+from sparkdl.driver.lifecycle.state import AgentRegistry, Failed, Finished, Gathering, Running
 from sparkdl.driver.view import ClusterView, PublishedState, node_state, sampled
 
 SPEC = ClusterSpec("c", plan_nodes(2))
@@ -32,7 +24,7 @@ WORLD = build_world(0, {node: Address("10.0.0.1", 1, "") for node in FED.nodes})
 RUNNING = Running(AgentRegistry(FED), WORLD, frozenset({0, 1}))
 FAILURE = Failure("worker:0", "exception", "<b>no</b>", 0.0, node_id=1, rank=0, host="10.0.0.1")
 RETURNED = {1: ChildReturned(0, b"")}
-AGENTS = {1: Agent(Hello(1, "", "agent", "10.0.0.1", 1, "", "task"))}
+AGENTS = {1: states.Agent(Hello(1, "", "agent", "10.0.0.1", 1, "", "task"))}
 ADDRESSES = {node: Address("h", 1, "grpc://h:2") for node in SPEC.nodes}
 
 
@@ -57,8 +49,8 @@ def test_what_was_reported_before_a_restart_is_not_told_after_it() -> None:
         (replace(RUNNING, returned=RETURNED), ["in map_fun", "returned", "preparing"]),
         (Finished(AgentRegistry(FED), WORLD, RETURNED), ["stopped", "returned", "stopped"]),
         (Failed(AgentRegistry(FED), (FAILURE,)), ["stopped", "failed", "stopped"]),
-        (Stopping(AgentRegistry(FED), RUNNING, 0.0), ["stopping"] * 3),
-        (Stopped(replace(RUNNING, returned=RETURNED)), ["stopped", "returned", "stopped"]),
+        (states.Stopping(AgentRegistry(FED), RUNNING, 0.0), ["stopping"] * 3),
+        (states.Stopped(replace(RUNNING, returned=RETURNED)), ["stopped", "returned", "stopped"]),
     ],
 )
 def test_node_says_what_it_does(state: Any, words: list[str]) -> None:
@@ -72,7 +64,7 @@ def told(seen: PublishedState, state: Any) -> list[tuple[str, tuple[Location, ..
 
 def test_state_is_told_once_and_all_of_it_to_who_comes_late() -> None:
     locations = tuple(Location(m.node.node_id, m.rank, m.host) for m in WORLD.members)
-    seen, stopped = PublishedState("c"), Stopped(replace(RUNNING, returned=RETURNED))
+    seen, stopped = PublishedState("c"), states.Stopped(replace(RUNNING, returned=RETURNED))
     assert told(seen, Gathering(AgentRegistry(FED, AGENTS), 0, 0.0)) == [
         ("gathering", (), "Gathering", False)
     ]

@@ -53,7 +53,6 @@ _FEATURES = 1 << 16
 
 
 def slow_rows(pause_s: float, is_over: threading.Event) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a batch every now and then."""
     features = np.random.default_rng(0).random(_FEATURES, np.float32)
     while not is_over.is_set():
         yield from [{"x": features, "y": np.float32(0)}] * 16

@@ -42,8 +42,6 @@ _MAX_FAULTS = 12
 
 @dataclass
 class Score:
-    """What has been done, and what came of it."""
-
     injected: Counter[str] = field(default_factory=Counter)
     recovered: int = 0
     jobs: int = 0

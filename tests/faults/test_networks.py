@@ -31,8 +31,6 @@ from tests.doubles.proxy import Proxy
 
 ROWS = 400
 
-# between driver and agent
-
 
 @dataclass
 class Network:
@@ -110,9 +108,6 @@ def test_cut_within_the_lease_harms_nobody_and_a_longer_one_ends_the_child_befor
         assert gone_s[0] < lost_s
         cluster.wait(SOON_S)
     assert "no data for" in caught.value.root_cause.message
-
-
-# between agents
 
 
 def test_node_that_cannot_fetch_is_the_cause_and_the_restart_loses_no_row(

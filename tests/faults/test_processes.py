@@ -26,8 +26,6 @@ from tests.doubles.nodes import SOON_S, all_gone, launch, processes, use_setting
 from tests.doubles.until import until
 from tests.faults.soak import PROGRAM, soak
 
-# children
-
 FAULTS = ((0, 1, 2, "SIGKILL"), (1, 0, 18, "segfault"))
 """The first before there is any checkpoint."""
 
@@ -101,9 +99,6 @@ def test_stopped_child_is_found_and_loses_no_row(
     assert any(f"process {child.pid} is stopped (SIGSTOP)" in text for text in found)
 
 
-# agents
-
-
 @pytest.mark.smoke
 def test_stopped_agent_is_given_up_after_its_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,11 +165,7 @@ def test_agent_without_rows_that_it_was_brought_loses_none(
     assert lost_and_doubled(results, rows, epochs=2) == (0, 0)
 
 
-# the driver
-
-
 def begin(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """Start a driver; return it, and the processes of its nodes."""
     arguments = [str(folder), str(2 * 8 * 10), "2", "1", "0.02"]
     driver = subprocess.Popen(
         [sys.executable, str(PROGRAM), *arguments], stdout=subprocess.PIPE, text=True
@@ -212,9 +203,6 @@ def test_driver_within_one_call_that_keeps_pythons_lock_loses_nobody() -> None:
         # Called so, a function of C keeps the lock: the driver's loop answers nobody meanwhile.
         ctypes.PyDLL(None).usleep(int(1.25 * least_s * 1e6))
         assert cluster.results(SOON_S) == [[0, 2, 4]] * 2
-
-
-# what a machine has
 
 
 def use_it_up(args: Any, ctx: NodeContext) -> None:
@@ -257,9 +245,6 @@ def test_full_disk_harms_nobody_who_prints_and_hides_no_other_failure(tmp_path: 
     ):
         cluster.wait(SOON_S)
     assert caught.value.root_cause.log_tail[-2:] == ("29999" + "x" * 94, "to stderr")
-
-
-# any of them
 
 
 @pytest.mark.deep

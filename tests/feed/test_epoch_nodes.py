@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -86,22 +87,9 @@ def begin_reading(
     nodes: list[Arrivals], case: Case, tail: Tail, epochs: int
 ) -> list[Running[list[Batches]]]:
     """Have all nodes read so many epochs in step, each in a thread of its own."""
-    return [
-        Running(
-            lambda it=it: read(  # type: ignore[misc]
-                EpochBatches(
-                    it.reader,
-                    case.batch_size,
-                    is_even=True,
-                    tail=tail,
-                    shuffle=case.shuffle,
-                    seed=case.seed,
-                ),
-                epochs,
-            )
-        )
-        for it in nodes
-    ]
+    options: Any = {"is_even": True, "tail": tail, "shuffle": case.shuffle, "seed": case.seed}
+    batches = [EpochBatches(it.reader, case.batch_size, **options) for it in nodes]
+    return [Running(partial(read, each, epochs)) for each in batches]
 
 
 def run(case: Case, tail: Tail) -> list[list[Batches]]:
@@ -143,7 +131,6 @@ def _events(
 
 
 def fed(case: Case, node: int) -> list[list[int]]:
-    """Return the rows of each epoch at a node."""
     epochs, row = [], node * APART
     for each in case.passes:
         epochs += [list(range(row, row + each.rows[node]))] * each.epochs

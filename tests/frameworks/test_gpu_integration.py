@@ -55,9 +55,6 @@ def line(device: str) -> tuple[Any, Any]:
     return net, torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
 
 
-# PyTorch
-
-
 def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     """Train on the feed, and die once at a step."""
     import torch
@@ -210,9 +207,6 @@ def test_horovods_operations_on_tensors_of_a_gpu_give_what_those_on_cpus_do() ->
     for found in results:
         for one, other in zip(found["cuda"], found["cpu"], strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
-
-
-# JAX
 
 
 def by_jax(args: None, ctx: NodeContext) -> dict[str, Any]:

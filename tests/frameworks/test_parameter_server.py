@@ -10,26 +10,11 @@ import pytest
 import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding, Roles
-from sparkdl.core.spec import plan_nodes
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import SERVES
 from tests.doubles.gates import Gate
 from tests.doubles.map_funs import hang
 from tests.doubles.nodes import SOON_S, all_gone, launch, processes
-
-
-def test_the_chief_is_fed_and_trains_and_the_workers_serve() -> None:
-    nodes = plan_nodes(5, Roles(ps=1, chief="chief", evaluator=True), is_coordinated=True)
-    flags = {
-        node.name: (node.role.is_server, node.role.is_fed, node.role.finishes_job) for node in nodes
-    }
-    assert flags == {
-        "ps:0": (True, False, False),
-        "chief:0": (False, True, True),
-        "evaluator:0": (False, False, False),
-        "worker:0": (True, False, False),
-        "worker:1": (True, False, False),
-    }
 
 
 @pytest.mark.parametrize(

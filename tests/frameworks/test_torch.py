@@ -29,23 +29,13 @@ def _environment(world: World, node_id: int) -> dict[str, str]:
 def test_trainers_meet_at_rank_0() -> None:
     world = _world("a", "b", "a", "a")
     assert _environment(world, 2) == {
-        "MASTER_ADDR": "a",
-        "MASTER_PORT": "7000",
-        "RANK": "2",
-        "WORLD_SIZE": "4",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "3",
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "2",
-        "ROLE_NAME": "default",
-        "ROLE_RANK": "2",
-        "ROLE_WORLD_SIZE": "4",
-        "TORCHELASTIC_RUN_ID": "c",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "MASTER_ADDR": "a", "MASTER_PORT": "7000", "RANK": "2", "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2",
+        "ROLE_NAME": "default", "ROLE_RANK": "2", "ROLE_WORLD_SIZE": "4",
+        "TORCHELASTIC_RUN_ID": "c", "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    }
+    }  # fmt: skip
     assert _environment(world, 1)["LOCAL_RANK"] == "0"
     assert _environment(world, 1)["LOCAL_WORLD_SIZE"] == "1"
     assert _environment(world, 1)["GROUP_RANK"] == "1"

@@ -33,7 +33,6 @@ def share(part: float) -> int:
 
 
 def damaged(samples: Sequence[bytes], count: int, name: str) -> Iterator[bytes]:
-    """Yield samples with damaged bytes."""
     rng = random.Random(f"{SEED} {name}")
     for _ in range(count):
         data = bytearray(rng.choice(samples))

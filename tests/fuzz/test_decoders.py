@@ -63,9 +63,6 @@ def _samples(union: Any) -> list[bytes]:
     return [msgspec.json.encode(example_of(kind)) for kind in typing.get_args(union)]
 
 
-# The control plane.
-
-
 def _unframe(data: bytes) -> None:
     unframer = channel.Unframer()
     half = len(data) // 2
@@ -87,8 +84,6 @@ _VALUES: list[Any] = [
     np.float32(1), np.array(["2020-01-01"], "M8[D]"), np.array(["ab"]), {1: {2: [True]}},
 ]  # fmt: skip
 
-# Checkpoints.
-
 _COVERAGE = FeedCoverage(2, {2: {0: {0: ((0, 5), (7, 9))}}}, {})
 _MANIFEST = Manifest(5, "abc", 1, 1.5, ("worker:0",), {"input": _COVERAGE}, {"a/b": 3})
 
@@ -97,8 +92,6 @@ def _checkpoint_name(data: bytes) -> None:
     found = CheckpointName.parse(data.decode(errors="replace"))
     assert found is None or str(found[0])
 
-
-# TFRecords.
 
 _FEATURES: dict[str, Any] = {
     "i": (Kind.INT64, [1, -1, 2**62]),
@@ -170,7 +163,6 @@ TARGETS = [
     Target("files of records", 0.15, [_file_of(_EXAMPLES)], _refuses(_read, RecordError)),
     Target("records", 0.01, _EXAMPLES[:2], _refuses(_records)),
 ]  # fmt: skip
-
 
 _ROOM_NBYTES = 1 << 29
 

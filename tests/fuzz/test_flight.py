@@ -101,7 +101,6 @@ class Node:
         self._ranges += [(feed, piece) for piece in ranges]
 
     def settle(self) -> None:
-        """Release all that is here."""
         for feed, piece in self._ranges:
             self.store.spool(feed).free(piece.number, piece.skip, piece.rows)
         self._ranges.clear()

@@ -27,7 +27,6 @@ ALL: dict[str, dict[str, Any]] = {  # of DistributedOptimizer and compile
 
 
 def everything(folder: Path, ctx: NodeContext) -> dict[str, Any]:
-    """Run all cases."""
     import torch
 
     import sparkdl.horovod.keras as hvd
@@ -149,8 +148,6 @@ def trains_as_the_advanced_example(hvd: Any, folder: Path) -> dict[str, Any]:
 
 
 class Seen:
-    """Notes the learning rate of each batch."""
-
     def __init__(self) -> None:
         self.rates: list[float] = []
 

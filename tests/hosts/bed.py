@@ -170,7 +170,6 @@ class Host:
         self._bed.ip("link", "set", self._port, "nomaster")
 
     def mend(self) -> None:
-        """Put the cable back."""
         self._bed.ip("link", "set", self._port, "master", "bridge")
 
     def lose_what_comes(self) -> None:
@@ -200,7 +199,6 @@ class Host:
         self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let them go on."""
         self._signal_all(signal.SIGCONT)
 
     def processes(self, containing: str) -> list[psutil.Process]:
@@ -269,21 +267,10 @@ class Host:
 
     def entering(self) -> list[str]:
         """Return what comes before the command of a program on this host."""
-        return [
-            "nsenter",
-            "-t",
-            str(self._first.pid),
-            "-m",
-            "-u",
-            "-i",
-            "-n",
-            "-p",
-            "--wd=/tmp",
-            "--",
-        ]
+        namespaces = ("-m", "-u", "-i", "-n", "-p")
+        return ["nsenter", "-t", str(self._first.pid), *namespaces, "--wd=/tmp", "--"]
 
     def close(self) -> None:
-        """End all its processes."""
         _end_first(self._first)
 
 
@@ -316,7 +303,6 @@ class Bed:
         return self.hosts[name]
 
     def address_of(self, number: int) -> str:
-        """Return the address of the host with this number."""
         return self.network.format(10 + number).partition("/")[0]
 
     def ip(self, *arguments: str) -> None:

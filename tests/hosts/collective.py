@@ -211,16 +211,9 @@ def main() -> None:
     args = parser.parse_args()
     start_nodes_on(args.hosts)
     local.LocalExecutor.driver_host = lambda self: args.address  # type: ignore[method-assign]
-    cluster = sparkdl.launch(
-        None,
-        train,
-        Plan(args.way, args.fed, args.pause),
-        len(args.hosts),
-        framework=WAYS[args.way][0],
-        executor="local",
-        feeding=sparkdl.Feeding(fed=args.fed),
-        **args.options,
-    )
+    plan, fed = Plan(args.way, args.fed, args.pause), sparkdl.Feeding(fed=args.fed)
+    where: Any = {"framework": WAYS[args.way][0], "executor": "local", "feeding": fed}
+    cluster = sparkdl.launch(None, train, plan, len(args.hosts), **where, **args.options)
     tell("launched", hosts=[member.host for member in cluster.world.members])
     try:
         feeding = cluster.feed_async(table(ROWS, parts=8)) if args.fed else None
@@ -232,14 +225,8 @@ def main() -> None:
     except NodeFailedError as error:
         cause = error.root_cause
         failures = [failure.headline() for failure in error.failures]
-        tell(
-            "failed",
-            type=type(error).__name__,
-            kind=cause.kind,
-            host=cause.host,
-            message=str(error),
-            failures=failures,
-        )
+        about = {"type": type(error).__name__, "kind": cause.kind, "host": cause.host}
+        tell("failed", message=str(error), failures=failures, **about)
     finally:
         with suppress(NodeFailedError):  # which it raises once more
             cluster.shutdown()

@@ -27,7 +27,6 @@ _TALK_S = 0.3
 
 
 def tell(event: str, **values: object) -> None:
-    """Print a line."""
     print(json.dumps({"event": event, "at_s": time.monotonic(), **values}), flush=True)
 
 
@@ -71,7 +70,6 @@ async def serve(address: str, host_timeout_s: float, talks: bool, tls: Tls | Non
 
 
 async def connect(url: str, host_timeout_s: float, roots: str) -> None:
-    """Connect, and wait for the end."""
     trust = Trust(roots.encode()) if roots else None
     client = await CoordinatorClient.connect(url, _TOKEN, _LEASE_S, host_timeout_s, trust)
     client.send(Hello(0, "", "a", "client", 1, "", "process"))

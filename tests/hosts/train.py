@@ -43,7 +43,6 @@ def tell(event: str, **values: Any) -> None:
 
 
 def has_rows(view: ClusterView) -> bool:
-    """Whether nodes have read rows."""
     return any(count.given.rows for count in view.feeds.values())
 
 

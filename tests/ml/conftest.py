@@ -52,12 +52,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
 def _save(folder: Path) -> Saved:
     dense = models.dense()
-    found = Saved(
-        str(folder / "exported"),
-        str(folder / "dense.keras"),
-        str(folder / "two.keras"),
-        models.save_functions(folder / "functions"),
-    )
+    exported, keras, two = (str(folder / n) for n in ("exported", "dense.keras", "two.keras"))
+    found = Saved(exported, keras, two, models.save_functions(folder / "functions"))
     dense.export(found.exported, verbose=False)
     dense.save(found.keras)
     models.two_in_two_out().save(found.two)

@@ -73,17 +73,9 @@ def is_on_gpu(epoch: int, trainer: Any) -> None:
 
 
 def test_estimator_fits_on_the_gpu_and_its_model_scores(spark: SparkSession) -> None:
-    estimator: Any = TorchEstimator(
-        net,
-        loss="MSELoss",
-        features_col="x",
-        label_col="y",
-        optimizer=adam,
-        batch_size=16,
-        epochs=8,
-        seed=1,
-        callbacks=partial(at_epochs, is_on_gpu),
-    )
+    options: dict[str, Any] = {"features_col": "x", "label_col": "y", "batch_size": 16, "epochs": 8}
+    options |= {"optimizer": adam, "seed": 1, "callbacks": partial(at_epochs, is_on_gpu)}
+    estimator: Any = TorchEstimator(net, loss="MSELoss", **options)
     model = estimator.fit(points(spark))
     assert model.history["loss"][-1] < 0.5 * model.history["loss"][0]
     scored = model.transform(points(spark)).collect()

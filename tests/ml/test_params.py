@@ -65,10 +65,8 @@ def test_set_parameters_beat_arguments_which_beat_defaults() -> None:
     found: Any = estimator.merge_args_params()
     assert (found.batch_size, found.epochs, found.mine, found.steps) == (64, 7, "x", 1000)
     assert found.cluster_size == 1
-    assert list(TFEstimator(train_fn, ["--lr", "1"]).setEpochs(2).merge_args_params()) == [
-        "--lr",
-        "1",
-    ]
+    words = ["--lr", "1"]
+    assert list(TFEstimator(train_fn, words).setEpochs(2).merge_args_params()) == words
     assert (args.batch_size, args.epochs, vars(estimator.args).get("cluster_size")) == (64, 5, None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,7 @@ def test_slots_share_one_process_and_spark_repeats_what_it_loses(
     assert [row.id for row in found] == list(range(PARTITIONS * ROWS))
     assert [row.twice for row in found] == [2 * row.id for row in found]
     assert len({row.pid for row in found}) == 2
-    assert [sum(row.pid == pid for row in found) for pid in {row.pid for row in found}] == [
-        2 * ROWS,
-        2 * ROWS,
-    ]
+    assert {*Counter(row.pid for row in found).values()} == {2 * ROWS}
     is_proved.touch()
     again = rows("executor")
     lost = int(is_lost.read_text())

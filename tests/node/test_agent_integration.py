@@ -123,14 +123,6 @@ def heed_term(args: None, ctx: NodeContext) -> None:
     signal.pause()
 
 
-def test_node_runs_from_hello_to_stop_and_leaves_no_file(node: NewNode, tmp_path: Path) -> None:
-    one = node(lambda args, ctx: ctx.executor_id + 1).start()
-    assert one.result() == 1
-    assert list(tmp_path.glob("sparkdl-*")), "the log stays until the stop"
-    assert one.stop(grace_s=SOON_S) == 0
-    assert not list(tmp_path.glob("sparkdl-*"))
-
-
 @pytest.mark.parametrize("map_fun", [heed_term, ignore_term])
 def test_stop_is_term_then_kill_after_the_grace(node: NewNode, map_fun: MapFun) -> None:
     one = node(map_fun).start()

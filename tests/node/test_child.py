@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import traceback
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -81,9 +80,6 @@ def test_process_says_that_it_runs_and_returns_in_this_order(tmp_path: Path) -> 
     assert arguments[3:] == ["plain"]
 
 
-# in this process
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Outcome]]:
     """A function that does what a child does between its start and its last words.
@@ -142,21 +138,6 @@ def value_of(outcome: Outcome) -> Any:
 def failure_of(outcome: Outcome) -> Failure:
     assert isinstance(outcome, channel.Raised), outcome
     return outcome.failure
-
-
-def test_list_of_arguments_becomes_argv(run: Run) -> None:
-    def argv(args: list[str], ctx: NodeContext) -> list[str]:
-        assert args is sys.argv
-        return sys.argv
-
-    assert value_of(run(argv, ["train.py", "--steps", "3"])) == ["train.py", "--steps", "3"]
-
-
-def test_sys_exit_without_a_code_returns_none(run: Run) -> None:
-    returned = run(lambda args, ctx: ArgumentParser().exit())
-    assert value_of(returned) is None
-    assert isinstance(returned, ChildReturned)
-    assert returned.has_exited
 
 
 @pytest.mark.parametrize(("code", "expected"), [(5, 5), ("out of luck", 1)])
@@ -279,9 +260,6 @@ def test_story_of_a_failure_is_cut_to_what_travels(run: Run) -> None:
     assert failure.traceback.rstrip().endswith("last words")
 
 
-# tracebacks: the user's frames, and sparkdl's only where they are all
-
-
 OURS = str(child.__file__).removesuffix("child.py") + "made_up.py"
 
 
@@ -311,9 +289,6 @@ def test_frames_that_led_to_the_users_code_are_left_out() -> None:
     assert names_of("".join(traceback.format_exception(error))) == ["begin", "divide"]
     assert names_of(user_traceback(error)) == ["divide"]
     assert user_traceback(error).endswith("ZeroDivisionError: by zero\n")
-
-
-# memory that a step has freed
 
 
 _STEPS = """

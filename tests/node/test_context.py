@@ -153,12 +153,7 @@ def test_checkpoint_needs_a_place(port: socket.socket) -> None:
         context(port, node_id=3).checkpoint(1).__enter__()
 
 
-# what a child reads of files
-
-
 class Asked(list[FileOrder]):
-    """Takes the orders to read."""
-
     @property
     def feeds(self) -> Asked:
         return self

@@ -82,11 +82,8 @@ def test_restart_forks_children_of_a_process_that_has_imported_all(
         assert result["more"]
         assert result["group"] == result["pid"]
         assert result["blocked"] == set()
-        assert result["multiprocessing"] == (
-            multiprocessing.get_start_method(),
-            "MainProcess",
-            None,
-        )
+        method = multiprocessing.get_start_method()
+        assert result["multiprocessing"] == (method, "MainProcess", None)
     assert results[0]["random"] != results[1]["random"]
     assert all_gone(servers)
 

@@ -53,9 +53,6 @@ def seen(share: gpus.GpuShare) -> list[str]:
     return share.environment["CUDA_VISIBLE_DEVICES"].split(",")
 
 
-# what Spark assigned
-
-
 @pytest.mark.parametrize(
     ("wanted", "assigned", "visible", "confined"),
     [
@@ -102,22 +99,13 @@ def test_no_gpu_is_seen_where_none_is_wanted(host: Any) -> None:
 
 @pytest.mark.parametrize(
     ("assigned", "nodes", "parts"),
-    [
-        ("0123", 2, [("0", "1"), ("2", "3")]),
-        ("012", 2, [("0",), ("1",)]),
-        ("01", 1, [("0", "1")]),
-        ("0", 2, [(), ()]),
-        ("", 2, [(), ()]),
-        ("01", 0, []),
-    ],
-)
+    [("0123", 2, [("0", "1"), ("2", "3")]), ("012", 2, [("0",), ("1",)]), ("01", 1, [("0", "1")]),
+     ("0", 2, [(), ()]), ("", 2, [(), ()]), ("01", 0, [])],
+)  # fmt: skip
 def test_nodes_inside_one_task_share_no_gpu(
     assigned: str, nodes: int, parts: list[tuple[str, ...]]
 ) -> None:
     assert gpus.split_gpus(tuple(assigned), nodes) == parts
-
-
-# claims
 
 
 def test_too_few_are_refused_with_found_and_free(host: Any, share: Any) -> None:
@@ -151,12 +139,7 @@ def test_too_few_are_refused_with_found_and_free(host: Any, share: Any) -> None:
 def test_the_hosts_own_setting_says_which_may_be_claimed(
     visible: tuple[str, ...] | None, allowed: str
 ) -> None:
-    all_of_them = [
-        gpus.Gpu("GPU-a", H100, index=0),
-        gpus.Gpu("GPU-b", H100, index=1),
-        gpus.Gpu("GPU-c", H100, index=2),
-        gpus.Gpu("GPU-d", H100, index=3),
-    ]
+    all_of_them = [gpus.Gpu(f"GPU-{name}", H100, index=i) for i, name in enumerate("abcd")]
     assert [gpu.uuid[-1] for gpu in gpus.allowed_gpus(all_of_them, visible)] == list(allowed)
 
 
@@ -188,9 +171,6 @@ def test_a_claim_is_the_whole_hosts_and_ends_with_its_process() -> None:
         claim = gpus.claim_gpu(uuid)
         assert claim is not None
         claim.close()
-
-
-# by default
 
 
 def test_by_default_nothing_changes_where_there_are_none(

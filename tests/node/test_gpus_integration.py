@@ -101,9 +101,6 @@ def test_clusters_at_once_share_a_hosts_gpus_but_no_gpu(host: Any, tmp_path: Pat
     assert not any(map(is_claimed, uuids))
 
 
-# a real one
-
-
 def find(folder: Path, ctx: NodeContext) -> None:
     """Tell how many GPUs this node was given, and which CUDA finds, asked of the driver itself.
 

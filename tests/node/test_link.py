@@ -259,9 +259,6 @@ def test_number_of_batches_is_of_the_default_feed_or_of_the_only_one() -> None:
             ends.link.feeds.positions({"other": 2})
 
 
-# readers that user code asks for late
-
-
 def test_end_of_all_feeds_reaches_late_readers_and_none_that_the_node_fills_itself() -> None:
     readers = FeedReaders(list[Local]().append)
     own = readers.own_files(None).reader

@@ -127,9 +127,6 @@ def test_a_line_that_never_ends_is_handed_on_rather_than_kept(log: ChildLog) -> 
     assert len(log._rest) <= supervisor._MAX_REST_NBYTES
 
 
-# what is told of it
-
-
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
     with closing(asyncio.new_event_loop()) as loop:
@@ -179,9 +176,6 @@ def test_that_something_is_printed_is_told_once_in_a_while(
         watched.printed()
     assert told == [NodeActive(1, log_nbytes=8)]
     watched.close()
-
-
-# what a child takes of its machine, its own processes' too
 
 
 HUNGRY = "import subprocess, sys; block = bytearray(64 << 20); print(1, flush=True); {}"

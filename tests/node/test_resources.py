@@ -21,24 +21,15 @@ NOTHING_SET = Environment()
 MIB, GIB = 1024**2, 1024**3
 
 
-def test_the_own_address_is_the_one_on_the_way_to_the_peer() -> None:
-    assert resources.own_host(("127.0.0.1", 80), NOTHING_SET) == "127.0.0.1"
-
-
-@pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
-def test_addresses_of_ip_version_6_work_likewise() -> None:
-    assert resources.own_host(("::1", 80), NOTHING_SET) == "::1"
-    with resources.reserve_port("::1", NOTHING_SET) as sock:
-        assert sock.getsockname()[0] == "::1"
-
-
-def test_a_reserved_port_is_held_and_not_listened_at() -> None:
-    with resources.reserve_port("127.0.0.1", NOTHING_SET) as sock:
-        host, port = sock.getsockname()
-        assert (host, port > 0) == ("127.0.0.1", True)
+@pytest.mark.parametrize("own", ["127.0.0.1", *(["::1"] if has_ipv6() else [])])
+def test_a_port_of_the_own_address_is_held_and_not_listened_at(own: str) -> None:
+    assert resources.own_host((own, 80), NOTHING_SET) == own, "on the way to the peer"
+    with resources.reserve_port(own, NOTHING_SET) as sock:
+        host, port = sock.getsockname()[:2]
+        assert (host, port > 0) == (own, True)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, port))
-        with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
+        with closing(socket.socket(sock.family)) as other, pytest.raises(OSError, match="in use"):
             other.bind((host, port))
 
 

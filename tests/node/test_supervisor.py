@@ -21,8 +21,6 @@ from tests.doubles.nodes import SOON_S, all_gone
 
 Spawn = Callable[[str], Child]
 
-# what goes where the framework process goes
-
 EXITS_7 = "raise SystemExit(7)"
 IGNORES_TERM = """
 import signal
@@ -87,15 +85,6 @@ def line(child: Child, number: int = 1) -> str:
     return asyncio.run(asyncio.wait_for(look(), SOON_S))
 
 
-def test_child_that_ignores_term_falls_to_kill(spawn: Spawn) -> None:
-    child = spawn(IGNORES_TERM)
-    assert line(child) == "up"
-    child.signal_group(signal.SIGTERM)
-    assert line(child, 2) == "terminated"
-    assert psutil.pid_exists(child.pid)
-    assert end_of(child, lambda: child.signal_group(signal.SIGKILL)) == -signal.SIGKILL
-
-
 def test_group_kill_takes_the_processes_that_an_ended_child_left(spawn: Spawn) -> None:
     child = spawn(LEAVES_A_PROCESS)
     grandchild = psutil.Process(int(line(child)))
@@ -110,7 +99,7 @@ def test_number_of_an_ended_child_is_signalled_no_more(
 ) -> None:
     """By then, the system may have given the number to another process."""
     child = spawn(EXITS_7)
-    end_of(child)
+    assert end_of(child) == 7
     signals: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "killpg", lambda *signal_: signals.append(signal_))
     child.signal_group(signal.SIGKILL)  # for what it left behind
@@ -141,7 +130,7 @@ def test_kill_is_for_memory_if_the_cgroup_counts_one_more(
     monkeypatch.setattr(resources, "memory_cgroups", lambda: [tmp_path])
     child = spawn(IGNORES_TERM)
     status = end_of(child, lambda: child.signal_group(signal.SIGKILL))
-    assert child.failure(status).kind == "signal"
+    assert (status, child.failure(status).kind) == (-signal.SIGKILL, "signal")
     counter.write_text(text.format(4))
     assert child.failure(status).kind == "oom"
     assert child.failure(7).kind == "exit"
@@ -158,13 +147,6 @@ def test_child_that_jax_ends_for_a_lost_peer_is_a_consequence(status: int) -> No
         failure = child.failure(status)
     assert (failure.node, failure.kind, failure.signal_number) == ("worker:1", "signal", -status)
     assert failure.is_consequence is (status == -signal.SIGABRT)
-
-
-def test_status_is_told(spawn: Spawn) -> None:
-    assert end_of(spawn(EXITS_7)) == 7
-    killed = spawn(IGNORES_TERM)
-    status = end_of(killed, lambda: os.kill(killed.pid, signal.SIGKILL))
-    assert status == -signal.SIGKILL
 
 
 def test_stranger_is_watched_to_its_end_even_if_that_was_before() -> None:

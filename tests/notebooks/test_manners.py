@@ -19,7 +19,6 @@ from tests.doubles.nodes import SOON_S, all_gone, processes
 
 pytestmark = pytest.mark.usefixtures("run_name")
 
-
 DEADLINE_S = 120.0
 
 
@@ -32,17 +31,14 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """What it printed, on both streams."""
         return "".join(m["content"]["text"] for m in self.shown if m["msg_type"] == "stream")
 
     @property
     def traceback(self) -> str:
-        """The traceback as the user sees it, without colours."""
         return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(self.reply.get("traceback", ())))
 
     @property
     def result(self) -> str:
-        """The text of its last expression."""
         (found,) = (m for m in self.shown if m["msg_type"] == "execute_result")
         text: str = found["content"]["data"]["text/plain"]
         return text
@@ -69,21 +65,17 @@ class Kernel:
 
     @property
     def pid(self) -> int:
-        """Its process."""
         provisioner: Any = self._manager.provisioner
         return int(provisioner.pid)
 
     def begin(self, code: str) -> str:
-        """Start a cell; return what names it."""
         cell: str = self._client.execute(code)
         return cell
 
     def interrupt(self) -> None:
-        """Do what the button does."""
         self._manager.interrupt_kernel()
 
     def end(self, cell: str) -> Cell:
-        """Wait for a cell's end."""
         shown = []
         end_s = time.monotonic() + DEADLINE_S
         while True:

@@ -54,7 +54,6 @@ def text_of(output: Any) -> str:
 
 
 def check_figures(name: str, said: str) -> None:
-    """Check that the figures that a notebook has printed are high enough."""
     for what, at_least in FIGURES[name].items():
         found = re.search(rf"{what} ([\d.]+)$", said, re.MULTILINE)
         assert found, said

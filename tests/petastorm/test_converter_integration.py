@@ -61,11 +61,8 @@ def test_dataframe_is_written_as_float32_and_read_by_rank_everywhere(
     order = np.argsort(rows["id"].numpy())
     assert rows["v"].numpy()[order].tolist() == [[i, i] for i in range(40)]
 
-    alone: dict[str, Any] = {
-        "framework": "plain",
-        "executor": "local",
-        "feeding": Feeding(fed=False),
-    }
+    alone: dict[str, Any] = {"framework": "plain", "executor": "local"}
+    alone["feeding"] = Feeding(fed=False)
     shares = sparkdl.run(None, read, {"converter": converter}, 2, **alone)
     assert sorted(shares[0] + shares[1]) == list(range(40))
 

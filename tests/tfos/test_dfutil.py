@@ -5,6 +5,8 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/dfutil.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pyspark.sql import Row
 
@@ -18,31 +20,20 @@ BINARY = ["bytes", "blobs"]
 
 
 def test_examples_become_rows() -> None:
-    record = example(
-        {
-            "long": (INT64, [-(2**40)]),
-            "float": (FLOAT, [0.5]),
-            "text": (BYTES, ["é".encode()]),
-            "bytes": (BYTES, [b"\xff"]),
-            "ints": (INT64, [1, 2]),
-            "texts": (BYTES, [b"a", b"b"]),
-            "blobs": (BYTES, [b"\xff", b""]),
-            "none": (INT64, []),
-        }
-    )
-    row = {
-        "blobs": [bytearray(b"\xff"), bytearray(b"")],
-        "bytes": bytearray(b"\xff"),
-        "float": 0.5,
-        "ints": [1, 2],
-        "long": -(2**40),
-        "none": None,
-        "text": "é",
-        "texts": ["a", "b"],
+    cells: dict[str, tuple[Any, Any]] = {  # a feature, and what becomes of it
+        "long": ((INT64, [-(2**40)]), -(2**40)),
+        "float": ((FLOAT, [0.5]), 0.5),
+        "text": ((BYTES, ["é".encode()]), "é"),
+        "bytes": ((BYTES, [b"\xff"]), bytearray(b"\xff")),
+        "ints": ((INT64, [1, 2]), [1, 2]),
+        "texts": ((BYTES, [b"a", b"b"]), ["a", "b"]),
+        "blobs": ((BYTES, [b"\xff", b""]), [bytearray(b"\xff"), bytearray(b"")]),
+        "none": ((INT64, []), None),
     }
+    record = example({name: feature for name, (feature, _) in cells.items()})
     (found,) = dfutil.fromTFExample([record], BINARY)
-    assert found.asDict() == row
-    assert list(found.asDict()) == sorted(row)
+    assert found.asDict() == {name: value for name, (_, value) in cells.items()}
+    assert list(found.asDict()) == sorted(cells)
 
 
 def test_any_form_of_an_example_is_taken() -> None:
@@ -55,18 +46,9 @@ def test_any_form_of_an_example_is_taken() -> None:
 
 
 def test_the_schema_of_one_example() -> None:
-    record = example(
-        {
-            "z": (INT64, [1]),
-            "float": (FLOAT, [1]),
-            "floats": (FLOAT, [1, 2]),
-            "text": (BYTES, [b"a"]),
-            "bytes": (BYTES, [b"a"]),
-            "blobs": (BYTES, [b"a", b"b"]),
-            "empty": (INT64, []),
-            "nothing": None,
-        }
-    )
+    numbers = {"z": (INT64, [1]), "float": (FLOAT, [1]), "floats": (FLOAT, [1, 2])}
+    texts = {"text": (BYTES, [b"a"]), "bytes": (BYTES, [b"a"]), "blobs": (BYTES, [b"a", b"b"])}
+    record = example({**numbers, **texts, "empty": (INT64, []), "nothing": None})
     expected = (
         "struct<blobs:array<binary>,bytes:binary,empty:bigint,float:double,floats:array<double>,"
         "nothing:string,text:string,z:bigint>"

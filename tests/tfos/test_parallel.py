@@ -101,9 +101,6 @@ def test_more_runs_at_once_than_slots_fail_unless_spark_promises_more(
     TFParallel._check_slots(promised, 3, **options)
 
 
-# on Spark
-
-
 def test_runs_are_there_all_at_once_and_their_values_come_back(
     spark_local: SparkSession, tmp_path: Path
 ) -> None:

@@ -41,9 +41,6 @@ def node(number: int, host: str = "a") -> dict[str, Any]:
     return {"executor_id": number, "host": host, "addr": (host, 5000), "authkey": b"\x00\xff"}
 
 
-# who is there
-
-
 def test_clients_meet_and_learn_of_each_other(server: tuple[Server, Address]) -> None:
     it, address = server
     with closing(Client(address)) as one, closing(Client(address)) as two:
@@ -56,9 +53,6 @@ def test_clients_meet_and_learn_of_each_other(server: tuple[Server, Address]) ->
         assert it.await_reservations(timeout=SOON_S) == [node(0), node(1)]
 
 
-# waits
-
-
 def test_waits_end_and_tell_how_many_came(server: tuple[Server, Address]) -> None:
     it, address = server
     with closing(Client(address)) as client:
@@ -67,9 +61,6 @@ def test_waits_end_and_tell_how_many_came(server: tuple[Server, Address]) -> Non
             client.await_reservations(0.1)
     with pytest.raises(ReservationTimeoutError, match=r"timed out waiting.*: 1 nodes"):
         it.await_reservations(timeout=0.1)
-
-
-# who is let in
 
 
 def test_client_without_the_token_stays_outside(
@@ -106,9 +97,6 @@ def test_peer_that_sends_half_a_frame_or_a_pickle_blocks_nobody(
             whole.sendall(struct.pack(">I", len(data)) + data)
         with closing(Client(server[1])) as client:
             assert client.register(node(0)) == "OK"
-
-
-# where it listens
 
 
 def test_first_free_port_of_the_range_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

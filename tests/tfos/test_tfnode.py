@@ -18,9 +18,6 @@ from tests.doubles.nodes import SOON_S, launch
 FILE_SYSTEMS = ("file://", "hdfs://namenode:8020", "viewfs://cluster")
 
 
-# paths
-
-
 @pytest.mark.parametrize("default_fs", FILE_SYSTEMS)
 @pytest.mark.parametrize(
     "url",
@@ -35,19 +32,12 @@ def test_path_with_any_scheme_is_left_alone_and_others_are_completed(
     assert TFNode.hdfs_path(context, "/a") == context.absolute_path("/a") == f"{default_fs}/a"
 
 
-# the context
-
-
 def test_context_of_a_test_has_what_programs_use() -> None:
     spec = {"ps": ["a:1"], "chief": ["a:2"], "evaluator": ["b:1"], "worker": ["b:2", "b:3"]}
     with socket.socket() as port:
         ctx = TFNodeContext(3, "worker", 0, spec, "hdfs://n", "/work", None, port)
-        assert (ctx.executor_id, ctx.worker_num, ctx.job_name, ctx.task_index) == (
-            3,
-            3,
-            "worker",
-            0,
-        )
+        assert (ctx.executor_id, ctx.worker_num) == (3, 3)
+        assert (ctx.job_name, ctx.task_index) == ("worker", 0)
         assert (ctx.cluster_spec, ctx.num_workers) == (spec, 3)
         TFNode.release_port(ctx)
         assert ctx.tmp_socket is None
@@ -55,9 +45,6 @@ def test_context_of_a_test_has_what_programs_use() -> None:
     ctx.release_port()
     with pytest.raises(ConfigError, match=r"TFManager\.start"):
         ctx.get_data_feed()
-
-
-# feeds over queues, for a program's own tests
 
 
 def manager(*rows: Any) -> TFManager.TFManager:
@@ -100,9 +87,6 @@ def test_manager_keeps_values_and_knows_its_queues() -> None:
     assert mgr.get("other") == 1
     with pytest.raises(ConfigError, match=r"no queue 'extra'; choose one of \['input', 'output'\]"):
         mgr.get_queue("extra")
-
-
-# nodes of a cluster
 
 
 def test_node_has_what_a_test_has_and_reads_what_the_cluster_feeds_over_its_manager() -> None:

@@ -36,15 +36,9 @@ def test_nodes_ask_for_the_gpus_of_their_executors_and_feeders_need_none(
     # Of the Python workers of this test's jobs, in place of the executors' own.
     environment = spark_standalone.sparkContext.environment
     monkeypatch.setitem(environment, "CUDA_VISIBLE_DEVICES", ",".join(seen))
-    cluster = TFCluster.run(
-        spark_standalone.sparkContext,
-        count_rows,
-        {"num_gpus": 1},
-        num_executors=2,
-        input_mode=TFCluster.InputMode.SPARK,
-        framework="plain",
-    )
-    with cluster:
+    options: Any = {"input_mode": TFCluster.InputMode.SPARK, "framework": "plain"}
+    sc, args = spark_standalone.sparkContext, {"num_gpus": 1}
+    with TFCluster.run(sc, count_rows, args, num_executors=2, **options) as cluster:
         cluster.train(spark_standalone.range(100, numPartitions=4), num_epochs=1)
         results = cluster.cluster.results(60)
     jobs, gpus, orders, counts, rows = zip(*results, strict=True)

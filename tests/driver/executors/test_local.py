@@ -42,9 +42,6 @@ def write_script(path: Path, text: str) -> None:
     path.chmod(0o700)
 
 
-# starting
-
-
 def test_agent_that_cannot_start_fails_the_launch_with_its_words(interpreter: Path) -> None:
     write_script(interpreter, "echo no such library >&2; exit 3")
     with pytest.raises(LaunchError, match="of worker:0 ended with exit code 3: no such library"):
@@ -62,9 +59,6 @@ def test_nodes_inside_a_spark_task_share_out_its_gpus(monkeypatch: pytest.Monkey
     ]
     monkeypatch.setattr(local, "assigned_gpus", lambda: None)
     assert {gpus for _node, gpus in local._with_gpus(spec, spec.nodes)} == {None}
-
-
-# feeding
 
 
 @pytest.mark.parametrize(
@@ -85,9 +79,6 @@ def test_tables_and_iterables_of_rows_become_batches(data: Any) -> None:
     parts = local._partitions(data)
     batches = [batch for part in parts for batch in local._batches(part)]
     assert sum(batch.num_rows for batch in batches) == 3
-
-
-# ending
 
 
 def test_agent_that_does_not_end_in_time_is_killed(

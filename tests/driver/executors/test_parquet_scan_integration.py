@@ -36,8 +36,6 @@ def few_tasks(spark_local: SparkSession) -> Iterator[None]:
 
 
 def by_spark(frame: DataFrame) -> pa.Table:
-    """Return the rows as Spark hands them to Python tasks."""
-
     def written(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             sink = pa.BufferOutputStream()
@@ -51,7 +49,6 @@ def by_spark(frame: DataFrame) -> pa.Table:
 
 
 def by_nodes(frame: DataFrame, nodes: int = 3) -> pa.Table:
-    """Return the rows as nodes read them."""
     source = scanned_files(frame, is_local=True)
     batches = [batch for share in source.shares(nodes) for batch in read_share(share)]
     return pa.Table.from_batches(batches, source.schema)
@@ -86,9 +83,6 @@ def assert_same(frame: DataFrame) -> pa.Table:
         assert rows_of(pa.table([mine], [name])) == rows_of(pa.table([other], [name]))
     assert rows_of(ours) == rows_of(theirs)
     return ours
-
-
-# whatever the values
 
 
 TEXTS = st.lists(st.none() | st.text("ab", max_size=2), max_size=2)
@@ -131,7 +125,6 @@ SELECTED = ["`text` as `bytes`", "part as `p.q`", "fixed", "doubles"]
 
 @st.composite
 def tables(draw: st.DrawFn) -> pa.Table:
-    """Draw a table of all types with nulls anywhere."""
     count = draw(st.integers(1, 12))
     columns = {}
     for name, (kind, values) in COLUMNS.items():
@@ -172,9 +165,6 @@ def test_whatever_is_in_the_files_nodes_read_what_spark_gives(
     pq.write_table(table.slice(0, 1), folder / "b.parquet")
     frame = spark_local.read.parquet(str(folder))
     assert_same(frame.selectExpr(*SELECTED) if is_selected else frame)
-
-
-# what Spark writes
 
 
 @pytest.fixture(scope="module")

@@ -81,16 +81,11 @@ def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
 ) -> None:
     """It takes a node, and the tasks that feed, with it."""
     lines = Lines()
+    options: dict[str, Any] = {"max_restarts": 2, "checkpoint_dir": str(tmp_path)}
+    options["observe"] = Observe(on_log=lines)
     frame = spark_cluster.range(0, 300, 1, numPartitions=4)
     with (
-        launch(
-            spark_cluster,
-            use_rows,
-            {"stops_at": 14},
-            max_restarts=2,
-            checkpoint_dir=str(tmp_path),
-            observe=Observe(on_log=lines),
-        ) as cluster,
+        launch(spark_cluster, use_rows, {"stops_at": 14}, **options) as cluster,
         ThreadPoolExecutor(1) as pool,
     ):
         feeding = pool.submit(cluster.feed, frame, 2)

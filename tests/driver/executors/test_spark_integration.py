@@ -41,7 +41,6 @@ def launch(spark: SparkSession, map_fun: Any, args: Any = None, **options: Any) 
 
 
 def has_no_jobs(spark: SparkSession) -> bool:
-    """Wait until no job is active; return whether that came."""
     tracker = spark.sparkContext.statusTracker()
     return until(lambda: not tracker.getActiveJobsIds(), 60)
 
@@ -65,7 +64,6 @@ def test_detached_nodes_give_their_slots_back_and_take_the_same_steps_on_uneven_
 
 
 def total(feed: str, ctx: NodeContext) -> int:
-    """Read the feed to its end; return the sum of its rows."""
     data, found = ctx.get_data_feed(qname_in=feed), 0
     while not data.should_stop():
         found += sum(getattr(row, "id", row) for row in data.next_batch(100))

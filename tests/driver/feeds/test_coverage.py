@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from sparkdl.control.rows import UNKNOWN, CallShape, EpochRows, FeedCoverage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.row_ranges import merge_ranges
-from sparkdl.driver.feeds.coverage import Call, CallHistory, CoverageStore, EpochLeft, FeedRequest
+from sparkdl.driver.feeds.coverage import Call, CallHistory, CoverageStore, FeedRequest
 
 Row = tuple[int, int, int, int]
 """Call, epoch, partition, row."""
@@ -31,37 +31,6 @@ def ended(history: CallHistory) -> CallHistory:
     return history
 
 
-# by hand
-
-
-def test_a_call_goes_on_in_the_next_generation_with_the_rows_that_no_checkpoint_covers() -> None:
-    history = CallHistory("input")
-    call = history.add(FeedRequest("data", epochs=3))
-    assert call.left() == [EpochLeft(0), EpochLeft(1), EpochLeft(2)]
-    assert history.allocate_epochs(call, [0, 1, 2]) == 0
-    history.record_shape(call, 2, {0: 10, 1: 5})
-    nodes: list[EpochRows] = [
-        {0: {0: ((0, 10),), 1: ((0, 2),)}, 1: {0: ((0, 4),)}},
-        {0: {1: ((2, 5),)}, 1: {0: ((7, 9),)}},
-    ]
-    covered = history.coverage(0, nodes)
-    assert covered == FeedCoverage(
-        0, {0: {1: {0: ((0, 4), (7, 9))}}}, {0: CallShape(2, {0: 10, 1: 5})}
-    )
-    assert history.next() is call
-    assert len(call.left()) == 3, "the checkpoint is not complete yet"
-    assert history.covered_to(0) == 0
-    history.mark_covered(covered)
-    assert history.covered_to(0) == 1, "nodes need not tell of epoch 0 again"
-    ended(history)
-    assert call.left() == [EpochLeft(1, {0: ((0, 4), (7, 9))}), EpochLeft(2)]
-    assert call.rows_covered == 15 + 6
-    assert history.allocate_epochs(call, [1, 2]) == 0, "epochs are numbered anew in each generation"
-    more = history.coverage(1, [{0: {0: ((4, 7), (9, 10)), 1: ((0, 5),)}}])
-    assert more.rows == {0: {2: {}}}, "epochs 0 and 1 are covered as a whole"
-    assert history.coverage(0, nodes) == covered, "what an older generation says changes nothing"
-
-
 def test_a_call_that_ended_early_is_covered_once_nodes_are_beyond_it() -> None:
     history = CallHistory("input")
     call, other = history.add(FeedRequest("a", epochs=2)), history.add(FeedRequest("b"))
@@ -71,15 +40,6 @@ def test_a_call_that_ended_early_is_covered_once_nodes_are_beyond_it() -> None:
     history.allocate_epochs(other, [0])
     assert history.coverage(0, [{1: {0: ((0, 4),)}}]).calls == 0, "they may read more of it"
     assert history.coverage(0, [{2: {}}]).calls == 1
-
-
-def test_call_that_is_covered_behind_one_that_is_not_stays_known() -> None:
-    history = CallHistory("input")
-    first, second = history.add(FeedRequest("a")), history.add(FeedRequest("b"))
-    fed(history, first)
-    fed(history, second)
-    history.mark_covered(FeedCoverage(0, {1: {1: {}}}))
-    assert history.coverage(0, []) == FeedCoverage(0, {1: {1: {}}})
 
 
 def test_calls_before_the_one_under_way_are_fed_first_and_forgotten_once_covered() -> None:
@@ -185,9 +145,6 @@ def test_feeds_that_nodes_read_themselves_are_covered_by_their_epochs() -> None:
     more = coverage.coverage(1, {0: {"own": {4: {0: ((0, 1),)}}}})
     assert more["own"].rows == {0: {3: {0: ((0, 7),)}, 4: {0: ((0, 1),)}}}
     assert more["input"] == covered["input"]
-
-
-# at random
 
 
 @dataclass

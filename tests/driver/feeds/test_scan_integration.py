@@ -39,7 +39,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def rows_of(args: Any, ctx: NodeContext) -> dict[str, list[str]]:
-    """Read all feeds to their ends."""
     found = {}
     for name in FEEDS:
         data = ctx.get_data_feed(qname_in=name)

@@ -273,10 +273,3 @@ def test_each_row_has_one_node_and_none_waits_in_vain(
     totals = [training.table.assigned[n] for n in range(len(speeds))]
     if is_in_step:
         assert max(totals) - min(totals) <= 1
-
-
-def test_few_rows_cross_the_network_twice_where_partitions_are_even() -> None:
-    placed = [(part % 4, 20_000) for part in range(16)]
-    training = Training(Random(1), [40] * 4, True, placed)
-    training.run()
-    assert training.table.rows_moved <= 0.05 * 16 * 20_000

@@ -15,24 +15,11 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec import structs
 
-from sparkdl.control.messages import (
-    Assign,
-    AssignedRange,
-    EpochEnd,
-    FeedBegin,
-    FeedCut,
-    Granted,
-    Spooled,
-    SpooledRange,
-)
+from sparkdl.control import messages as msg
+from sparkdl.control.messages import AssignedRange, EpochEnd, FeedBegin, FeedCut, SpooledRange
 from sparkdl.control.rows import EpochCount, EpochRows, FeedCount, ReadCounts, merge_epochs
-from sparkdl.core.errors import (
-    FeedClosedError,
-    FeedTimeoutError,
-    LaunchError,
-    ReadError,
-    SparkdlError,
-)
+from sparkdl.core import errors
+from sparkdl.core.errors import FeedClosedError, LaunchError, SparkdlError
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver.feeds import state as fs
@@ -96,7 +83,7 @@ class Play(Played):
         said, start = list[fs.Action](), 0
         for node_id, num_rows in enumerate(rows):
             ranges = (SpooledRange(0, part, start, 0, num_rows, nbytes),)
-            message = Spooled(generation, "input", 0, ranges, ROOM_NBYTES)
+            message = msg.Spooled(generation, "input", 0, ranges, ROOM_NBYTES)
             said += self.say(fs.RowsSpooled(((node_id, message),)))
             start += num_rows
         return said
@@ -114,10 +101,11 @@ CUT_SHORT = sent(FeedCut("input", 0, is_short=True))
 
 
 def assigned(start: fs.StartJob, node_id: int, *ranges: AssignedRange) -> list[fs.Action]:
-    """Return how a node is told which rows it gets."""
     holders = {each.holder for each in ranges} - {node_id}
     uris = {holder: f"grpc://host:{holder}" for holder in sorted(holders)}
-    assign = Assign("input", start.spec.epoch, start.spec.run, ranges, uris, keep=start.spec.keep)
+    assign = msg.Assign(
+        "input", start.spec.epoch, start.spec.run, ranges, uris, keep=start.spec.keep
+    )
     return [fs.Send(assign, frozenset({node_id}), start.spec.generation)]
 
 
@@ -136,9 +124,9 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
         *assigned(start, 0, AssignedRange(0, 0, 0, 4, ((0, 0, 4),))),
         *assigned(start, 1, AssignedRange(1, 0, 0, 4, ((0, 5, 9),))),
     ], "so that both have equally many"
-    assert play.seen({"epoch_rows": 5}, {"epoch_rows": 4}) == [sent(Granted("input", 0, 4))]
+    assert play.seen({"epoch_rows": 5}, {"epoch_rows": 4}) == [sent(msg.Granted("input", 0, 4))]
     assert play.say(fs.JobEnded(1, fed(10))) == [], "the last row has not been reported"
-    last = Spooled(0, "input", 0, (SpooledRange(1, 0, 9, 0, 1, 1),), ROOM_NBYTES)
+    last = msg.Spooled(0, "input", 0, (SpooledRange(1, 0, 9, 0, 1, 1),), ROOM_NBYTES)
     assert play.say(fs.RowsSpooled(((1, last),))) == [
         *assigned(start, 0, AssignedRange(0, 0, 4, 1, ((0, 4, 5),))),
         *assigned(start, 1, AssignedRange(1, 1, 0, 1, ((0, 9, 10),))),
@@ -250,7 +238,7 @@ def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None
     assert play.say(fs.JobEnded(1, fed(0))) == []
     *_, answer = play.seen({"cut": EpochCount(0)}, {"cut": EpochCount(0)})
     assert isinstance(answer, fs.Answer)
-    assert isinstance(answer.value, FeedTimeoutError)
+    assert isinstance(answer.value, errors.FeedTimeoutError)
     assert "has brought no row to any node for 9 s" in str(answer.value)
     assert "waits for a task slot that nodes or other jobs hold" in str(answer.value)
 
@@ -282,7 +270,7 @@ def test_rows_that_cannot_be_read_end_the_call() -> None:
     assert play.seen({"problem": problem, "began": 0}) == [fs.CancelJob(1), CUT_SHORT]
     *_, answer = play.seen({"cut": EpochCount(0)}, {"cut": EpochCount(0)})
     assert isinstance(answer, fs.Answer)
-    assert isinstance(answer.value, ReadError)
+    assert isinstance(answer.value, errors.ReadError)
     assert problem in str(answer.value)
 
 
@@ -311,8 +299,6 @@ Row = tuple[int, int, int]
 
 
 class Spooling(NamedTuple):
-    """A row in an agent's spool."""
-
     epoch: int
     run: str
     row: Row
@@ -408,16 +394,13 @@ class SimulatedNode:
 
     def count(self, may_be_whole: bool) -> FeedCount:
         epoch = max(self.cut + 1, self.began, 0)
+        ends: Any = {"closed": self.closed, "closed_to": self.closed_to, "began": self.began}
         return FeedCount(
-            "input",
-            rows_received=self.received,
-            given=ReadCounts(self.consumed, self.reading),
-            closed=self.closed,
-            closed_to=self.closed_to,
+            *("input", self.received, ReadCounts(self.consumed, self.reading)),
             epoch_rows=len(self.rows.get(epoch, [])),
             cut=EpochCount(self.cut, self.cut_rows, may_be_whole),
-            began=self.began,
             is_waiting=self.position >= len(self.rows.get(self.reading, [])),
+            **ends,
         )
 
 
@@ -460,7 +443,7 @@ class Simulation:
         self.saved: Counter[Row] = Counter()
         self.seen_before: Any = None
         self.progress = 0
-        self.reports: deque[tuple[int, Spooled]] = deque()
+        self.reports: deque[tuple[int, msg.Spooled]] = deque()
         self.room_nbytes = 4 * (1 + draw(5))
         """A window is a quarter of it: of one to five rows."""
 
@@ -493,14 +476,14 @@ class Simulation:
         if node.fetching and not is_short:  # marks wait for rows that were assigned before
             return self.fetch()
         message = node.inbox.popleft()
-        if isinstance(message, Assign):
+        if isinstance(message, msg.Assign):
             self._assign(node, message)
         elif isinstance(message, FeedBegin) and message.run:
             self._recall(node, message)
         node.hear(message)
         return True
 
-    def _assign(self, node: SimulatedNode, order: Assign) -> None:
+    def _assign(self, node: SimulatedNode, order: msg.Assign) -> None:
         for piece in order.unwanted:
             del node.spool[piece.number]
         for each in order.ranges:
@@ -519,7 +502,7 @@ class Simulation:
         number = next(node.numbers)
         node.spool[number] = Spooling(epoch, run, row)
         piece = SpooledRange(number, row[1], row[2], 0, 1, 1)
-        message = Spooled(self.generation, "input", epoch, (piece,), self.room_nbytes)
+        message = msg.Spooled(self.generation, "input", epoch, (piece,), self.room_nbytes)
         self.reports.append((node.node_id, message))
 
     def fetch(self) -> bool:
@@ -533,7 +516,6 @@ class Simulation:
         return True
 
     def report(self) -> bool:
-        """Have the driver hear of a row in a spool."""
         if not self.reports:
             return False
         node_id, message = self.reports.popleft()
@@ -612,18 +594,9 @@ class Simulation:
         self.seen_before = seen
         self.progress += 1
         world = world_of(self.num_nodes, self.generation) if self.is_decided else None
-        self.take(
-            fs.NodesSeen(
-                fs.Nodes(
-                    None if self.problem else self.generation,
-                    None if self.problem else world,
-                    self.problem,
-                    finished=finished,
-                    counts=counts,
-                    progress=self.progress,
-                )
-            )
-        )
+        generation, world = (None, None) if self.problem else (self.generation, world)
+        known: Any = {"finished": finished, "counts": counts, "progress": self.progress}
+        self.take(fs.NodesSeen(fs.Nodes(generation, world, self.problem, **known)))
         return True
 
     def terminate(self) -> bool:
@@ -718,7 +691,6 @@ class Simulation:
         self.jobs[start.job] = Job(start, left, [*left])
 
     def model(self) -> Counter[Row]:
-        """Return how often the model has been given each row."""
         used = (rows for node in self.nodes.values() for rows in node.used.values())
         return self.restored + Counter(row for rows in used for row in rows)
 

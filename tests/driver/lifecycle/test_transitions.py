@@ -249,7 +249,6 @@ def fresh(nodes: int = 3, **settings: Any) -> Play:
 
 
 def missed(play: Play) -> str:
-    """Return why the launch fails when its time is over."""
     actions = play.expire()
     assert isinstance(play.state, states.Failed)
     assert isinstance(play.state.problem, ReservationTimeoutError)

@@ -13,13 +13,7 @@ from sparkdl.core.options import Feeding, Placement, Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.slots import placement
-from sparkdl.driver.slots.placement import (
-    SlotPlan,
-    Topology,
-    choose_placement,
-    placement_of,
-    read_topology,
-)
+from sparkdl.driver.slots.placement import SlotPlan, Topology, choose_placement, placement_of
 
 YARN = "yarn"
 DYNAMIC_ON = "spark.dynamicAllocation.enabled"
@@ -34,11 +28,16 @@ def spec(
 
 
 @pytest.mark.parametrize(
-    ("cores", "task_cpus", "slots"),
-    [((), 1, 0), ((4,), 1, 4), ((4, 4), 2, 4), ((3, 3), 2, 2), ((5, 1), 2, 2), ((1, 1), 2, 0)],
-)
-def test_slots_are_counted_per_executor(cores: tuple[int, ...], task_cpus: int, slots: int) -> None:
-    assert Topology(YARN, cores, task_cpus).slots == slots
+    ("cores", "task_cpus", "executor_gpus", "task_gpus", "slots"),
+    [((), 1, 0, 0, 0), ((4,), 1, 0, 0, 4), ((4, 4), 2, 0, 0, 4), ((3, 3), 2, 0, 0, 2),
+     ((5, 1), 2, 0, 0, 2), ((1, 1), 2, 0, 0, 0), ((4, 4), 1, 1, 0.0, 8), ((4, 4), 1, 1, 1.0, 2),
+     ((4, 4), 1, 4, 2.0, 4), ((4, 4), 1, 8, 1.0, 8), ((4, 4), 1, 1, 0.5, 4),
+     ((4, 4), 1, 1, 0.3, 6), ((4, 4), 1, 1, 0.6, 2), ((4, 4), 1, 2, 4.0, 0)],
+)  # fmt: skip
+def test_slots_are_counted_per_executor_as_many_as_cores_and_gpus_allow(
+    cores: tuple[int, ...], task_cpus: int, executor_gpus: int, task_gpus: float, slots: int
+) -> None:
+    assert Topology(YARN, cores, task_cpus, False, executor_gpus, task_gpus).slots == slots
 
 
 @pytest.mark.parametrize(
@@ -122,19 +121,6 @@ def test_detached_nodes_would_lose_their_executors_to_dynamic_allocation() -> No
         choose_placement(spec(2, "detached"), DYNAMIC)
 
 
-# GPUs
-
-
-@pytest.mark.parametrize(
-    ("executor_gpus", "task_gpus", "slots"),
-    [(0, 0.0, 8), (1, 0.0, 8), (1, 1.0, 2), (4, 2.0, 4), (8, 1.0, 8), (1, 0.5, 4), (1, 0.3, 6),
-     (1, 0.6, 2), (2, 4.0, 0)],
-)  # fmt: skip
-def test_slots_are_as_many_as_gpus_allow(executor_gpus: int, task_gpus: float, slots: int) -> None:
-    topology = Topology(YARN, (4, 4), 1, False, executor_gpus, task_gpus)
-    assert topology.slots == slots
-
-
 def with_gpus(
     executor_gpus: int, task_gpus: float = 0.0, master: str = YARN, cores: tuple[int, ...] = (4, 4)
 ) -> Topology:
@@ -178,16 +164,8 @@ def test_a_node_asks_spark_for_its_gpus(
     ("wanted", "topology", "words"),
     [
         (spec(2, num_gpus=2), with_gpus(1), r"num_gpus=2, .* an executor 1 GPUs\. Raise spark\.ex"),
-        (
-            spec(2, num_gpus=2),
-            with_gpus(2, 1.0, CLUSTER),
-            "num_gpus=2, .* a task 1 GPUs. Raise spark",
-        ),
-        (
-            spec(4, num_gpus=1),
-            with_gpus(1),
-            "no room for 4 nodes with num_gpus=1, only for 2, and ",
-        ),
+        (spec(2, num_gpus=2), with_gpus(2, 1.0, CLUSTER), "num_gpus=2, .* a task 1 GPUs. Raise"),
+        (spec(4, num_gpus=1), with_gpus(1), "no room for 4 nodes with num_gpus=1, only for 2"),
         (spec(4), with_gpus(1, 1.0), "need 4 task slots .* has 2 task .*1 GPU each, spark.task.r"),
         (spec(2, "attached"), with_gpus(1, 1.0), "and one more for feeding tasks"),
         (spec(2, num_gpus={"worker": 3}), with_gpus(2), "num_gpus={'worker': 3}, .*executor 2"),
@@ -199,9 +177,6 @@ def test_gpus_that_spark_does_not_give_are_refused_with_the_setting_to_change(
     with pytest.raises(ConfigError, match=words) as refused:
         choose_placement(wanted, topology)
     assert isinstance(refused.value, SparkConfigError) == ("num_gpus" in words)
-
-
-# executors that are still to come
 
 
 class Executors:
@@ -226,14 +201,9 @@ def context(master: str, executors: Executors, **settings: str) -> Any:
     """A SparkContext, as far as slots are counted by it."""
     conf = {name.replace("_", "."): value for name, value in settings.items()}
     store = SimpleNamespace(statusStore=lambda: executors)
-    return SimpleNamespace(
-        master=master,
-        applicationId="app-late",
-        startTime=0,
-        getLocalProperty=None,
-        getConf=lambda: conf,
-        _jsc=SimpleNamespace(sc=lambda: store),
-    )
+    java, facts = SimpleNamespace(sc=lambda: store), {"applicationId": "app-late", "startTime": 0}
+    facts |= {"getLocalProperty": None, "getConf": lambda: conf}
+    return SimpleNamespace(master=master, _jsc=java, **facts)
 
 
 def test_executors_that_come_late_are_waited_for_and_the_log_says_so(
@@ -241,7 +211,7 @@ def test_executors_that_come_late_are_waited_for_and_the_log_says_so(
 ) -> None:
     executors = Executors((), (2,), (2,), (2, 2))
     spark = context("spark://m:7077", executors)
-    topology = read_topology(spark, spec(3), 60.0, silent_s=0.0)
+    topology = placement.read_topology(spark, spec(3), 60.0, silent_s=0.0)
     assert topology is not None
     assert topology.slots == 4
     assert executors.looks >= 4

@@ -112,9 +112,6 @@ def test_world_that_goes_on_may_count_its_epochs_from_zero(
                 flat(batches)
 
 
-# even steps
-
-
 def test_node_without_a_row_cannot_take_part_in_a_step() -> None:
     with Arrivals() as it:
         it.end_epoch(0, {0: 17, 1: 0, 2: 5})
@@ -135,9 +132,6 @@ def test_pressure_that_comes_while_an_epoch_is_padded_is_forgotten_with_it_and_t
         it.reader.on_message(Reclaim(FEED))
         assert len(list(batches)) == 1
         assert it.consumed == (2, 1)
-
-
-# batches
 
 
 @pytest.mark.parametrize("shuffle", [False, True, 5])
@@ -268,9 +262,6 @@ def test_epoch_that_is_left_early_begins_again_in_another_order_and_is_counted(
         given = [m.given for m in it.sent if isinstance(m, Consumed)][-1]
         assert (given.rows, given.again) == (180, 3 * 18)
         assert caplog.text.count("left early twice") == 1
-
-
-# loops of a number of steps
 
 
 def test_loops_of_so_many_steps_go_on_behind_each_other_over_the_ends_of_epochs() -> None:

@@ -27,8 +27,6 @@ Row = tuple[int, int]
 
 
 class Numbered(Arrivals):
-    """Knows which rows are in which segment."""
-
     def __init__(self) -> None:
         super().__init__(timeout_s=5.0, tracks=True)
         self.first: list[int] = []
@@ -75,7 +73,6 @@ class Book:
     dropped: list[tuple[int, Row]] = field(default_factory=list)
 
     def read(self, batches: Iterator[list[int]], epoch: int, rows: list[int], tail: Tail) -> None:
-        """Take the batches of an epoch of `rows` rows."""
         left = sorted((epoch, row) for row in rows)
         for batch in batches:
             found: list[Row] = []
@@ -288,9 +285,6 @@ def test_epochs_that_need_not_be_told_any_more_are_forgotten() -> None:
             (epoch, row) for epoch in (2, 3) for row in range(epoch * 10, epoch * 10 + 10)
         ]
         assert len(it.reader._cursor.consumed._segments) == 4
-
-
-# reading ahead
 
 
 def test_what_reads_ahead_must_be_told_how_much_was_used() -> None:

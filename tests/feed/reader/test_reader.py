@@ -34,9 +34,6 @@ def test_segments_that_overtake_an_epochs_end_stay_out_of_it() -> None:
         assert [first_row(it.reader.take(owner)) for _ in range(2)] == [1, 2]
 
 
-# pressure
-
-
 def test_epoch_whose_first_rows_are_gone_is_refused_to_begin_again() -> None:
     given = 2 * HEAD_STEPS
     with Arrivals() as it:
@@ -87,9 +84,6 @@ def test_what_was_taken_is_released_when_user_code_waits_under_pressure() -> Non
         assert first_row(taking.result()) == 2
 
 
-# inference
-
-
 def test_rows_of_inference_come_only_to_those_who_ask_and_do_not_count() -> None:
     with Arrivals() as it:
         it.batch(numbers(0, 7), exchange="0.a")
@@ -106,9 +100,6 @@ def test_rows_of_inference_come_only_to_those_who_ask_and_do_not_count() -> None
         assert it.consumed == (2, 0)
 
 
-# a feeding that ends early
-
-
 def test_epoch_that_will_not_come_is_skipped() -> None:
     with Arrivals() as it:
         owner = it.reader.claim()
@@ -120,9 +111,6 @@ def test_epoch_that_will_not_come_is_skipped() -> None:
         it.reader.take(owner)
         it.reader.finish_epoch(owner)
         assert it.consumed[1] == 6
-
-
-# peeking
 
 
 def test_peek_waits_for_the_first_segment_and_leaves_it() -> None:
@@ -137,9 +125,6 @@ def test_peek_waits_for_the_first_segment_and_leaves_it() -> None:
         assert isinstance(it.reader.take(owner), EpochEnd)
         it.reader.finish_epoch(owner)
         assert first_row(it.reader.take(owner)) == 0
-
-
-# ends
 
 
 def test_wait_ends_with_an_error_when_the_agent_is_gone() -> None:
@@ -187,9 +172,6 @@ def test_room_that_a_terminated_feeding_was_asked_for_is_not_made_in_the_next_on
         assert arrivals.released == 0
         reader.finish_epoch(owner)
         assert isinstance(reader.take(owner), Item)
-
-
-# telling
 
 
 def test_agent_is_told_now_and_then_and_when_there_is_nothing_left() -> None:

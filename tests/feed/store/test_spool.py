@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sparkdl.control.messages import SpooledRange
 from sparkdl.control.rows import EpochCount
@@ -26,7 +26,6 @@ from tests.doubles.until import until
 BATCH = numbers(0, 100)
 APART = 1_000_000
 """Between the first rows of two partitions."""
-
 
 NBYTES = segment_nbytes(BATCH)
 
@@ -124,9 +123,6 @@ def xs(segment: StoredSegment) -> list[int]:
     return [int(x) for x in batch.column("x").to_pylist()]
 
 
-# windows
-
-
 def test_rows_that_are_apart_in_their_partition_are_lots_of_one_segment() -> None:
     with node() as it:
         request = AppendRequest(spans=((3, 0, 40), (3, 70, 130)), run="run")
@@ -146,9 +142,6 @@ def test_rows_that_a_child_was_to_have_when_it_died_are_the_next_ones() -> None:
         it.store.assign(FEED, 0, 0, 60)
         it.store.reopen(1)
         assert it.found() == [(0, 60), (60, 40)]
-
-
-# room
 
 
 @pytest.mark.parametrize(("memory", "segments"), [(4, 1000), (1000, 4)])
@@ -177,9 +170,6 @@ def test_budget_is_shared_by_logs_and_each_may_have_one_segment() -> None:
         it.store.log(FEED).release([0])
         other.release([0])
         assert waiting.result()
-
-
-# epochs that are read again
 
 
 def test_rows_go_to_disk_when_memory_is_full_if_they_are_kept(tmp_path: Path) -> None:
@@ -215,9 +205,6 @@ def test_epoch_is_whole_until_something_had_to_go() -> None:
             assert log.cut(epoch) == EpochCount(epoch, 100, is_whole)
             log.settle(epoch)
             log.release([epoch + 1])
-
-
-# restarts
 
 
 def test_rows_that_come_again_are_retained_until_none_do() -> None:
@@ -296,9 +283,6 @@ def test_rows_that_nobody_wants_again_are_not_found_again(by: str) -> None:
         assert it.found("another" if by == "another job" else "run") == []
 
 
-# any sequence
-
-
 NUMBER = st.integers(0, 99)
 
 
@@ -309,12 +293,11 @@ class Moves(RuleBasedStateMachine):
         super().__init__()
         self.files = memory_files()
         self.folder = TemporaryDirectory()
-        self.it: Node | None = None
+        self.it = Node(StoreLimits(1))
 
-    @rule(
+    @initialize(
         tenths=st.integers(1, 60), disk=st.booleans(), keeps=st.booleans(), most=st.integers(2, 9)
     )
-    @precondition(lambda self: self.it is None)
     def begins(self, tenths: int, disk: bool, keeps: bool, most: int) -> None:
         limits = StoreLimits(
             NBYTES * tenths // 10, 2 * NBYTES * disk, Path(self.folder.name), keeps
@@ -329,17 +312,13 @@ class Moves(RuleBasedStateMachine):
         self.covered: set[int] = set()
 
     def _notice(self) -> None:
-        """Note what the store has reported."""
-        assert self.it is not None
         for piece in self.it.ranges:
             self.ranges[piece.number] = [(piece.start, 0, piece.rows)]
             self.spooled |= set(range(piece.start, piece.start + piece.rows))
         self.it.ranges.clear()
 
     @rule(rows=st.integers(1, 150), keep=st.booleans(), late=st.booleans())
-    @precondition(lambda self: self.it is not None)
     def feeder_brings(self, rows: int, keep: bool, late: bool) -> None:
-        assert self.it is not None
         is_empty = not self.ranges
         outcome = self.it.bring(0, self.row, rows, keep, self.epoch - late)
         assert outcome is not False or late
@@ -348,9 +327,8 @@ class Moves(RuleBasedStateMachine):
         self.row += rows
 
     @rule(at=NUMBER, skip=NUMBER, rows=st.integers(1, 150), own=st.booleans())
-    @precondition(lambda self: self.it is not None and self.ranges)
+    @precondition(lambda self: self.ranges)
     def driver_grants(self, at: int, skip: int, rows: int, own: bool) -> None:
-        assert self.it is not None
         number = list(self.ranges)[at % len(self.ranges)]
         windows = self.ranges[number]
         first, low, high = windows.pop(skip % len(windows))
@@ -374,23 +352,19 @@ class Moves(RuleBasedStateMachine):
         self.spooled -= set(assigned)
 
     @rule(at=NUMBER)
-    @precondition(lambda self: self.it is not None and self.ranges)
+    @precondition(lambda self: self.ranges)
     def driver_wants_no_more(self, at: int) -> None:
-        assert self.it is not None
         number = list(self.ranges)[at % len(self.ranges)]
         self._drop(number)
 
     def _drop(self, number: int) -> None:
-        assert self.it is not None
         for first, low, high in self.ranges.pop(number):
             self.spooled -= set(range(first + low, first + high))
             self.it.store.spool(FEED).free(number, low, high - low)
 
     @rule(rows=st.integers(1, 150))
-    @precondition(lambda self: self.it is not None)
     def row_is_fetched(self, rows: int) -> None:
         """It never waits because of the spool alone."""
-        assert self.it is not None
         span = (0, self.row, self.row + rows)
         request = AppendRequest(self.epoch, spans=(span,), run="run")
         batch = numbers(self.row, self.row + rows)
@@ -401,18 +375,14 @@ class Moves(RuleBasedStateMachine):
             self.row += rows
 
     @rule(least=st.integers(0, 9))
-    @precondition(lambda self: self.it is not None)
     def child_releases(self, least: int) -> None:
-        assert self.it is not None
         gone = list(self.here)[: 1 + least % 3]
         self.it.store.log(FEED).release(gone)
         for number in gone:
             del self.here[number]
 
     @rule(again=st.booleans())
-    @precondition(lambda self: self.it is not None)
     def epoch_is_cut(self, again: bool) -> None:
-        assert self.it is not None
         log = self.it.store.log(FEED)
         self.it.store.spool(FEED).refuse(self.epoch)
         log.cut(self.epoch)
@@ -424,14 +394,11 @@ class Moves(RuleBasedStateMachine):
 
     def _leave_spooled_of_old_epochs(self) -> None:
         """Rows of an epoch that was cut go to other nodes alone; drop them here."""
-        assert self.it is not None
         for number in list(self.ranges):
             self._drop(number)
 
     @rule(recalls=st.booleans())
-    @precondition(lambda self: self.it is not None)
     def child_is_replaced(self, recalls: bool) -> None:
-        assert self.it is not None
         before = (self._rows_here() | self.spooled) - self.covered
         self.it.store.close("the child has died")
         self.generation += 1
@@ -449,9 +416,7 @@ class Moves(RuleBasedStateMachine):
             assert not before - self.spooled or not self.it.store._keeps
 
     @rule()
-    @precondition(lambda self: self.it is not None)
     def checkpoint_covers(self) -> None:
-        assert self.it is not None
         self.it.store.log(FEED).forget(self.epoch)
         self.covered |= self.settled
 
@@ -460,8 +425,6 @@ class Moves(RuleBasedStateMachine):
 
     @invariant()
     def bytes_are_those_of_the_segments(self) -> None:
-        if self.it is None:
-            return
         budget = self.it.store.budget
         held = sum(len(windows) > 0 for windows in self.ranges.values())
         assert budget._segments[Pool.SPOOL, FEED] == held
@@ -471,10 +434,9 @@ class Moves(RuleBasedStateMachine):
         assert memory_files() - self.files <= budget.num_segments
 
     def teardown(self) -> None:
-        if self.it is not None:
-            self.it.store.shut_down("over")
-            assert self.it.used == (0, 0, 0)
-            assert all(not n for n in self.it.store.budget._segments.values())
+        self.it.store.shut_down("over")
+        assert self.it.used == (0, 0, 0)
+        assert all(not n for n in self.it.store.budget._segments.values())
         assert memory_files() == self.files
         self.folder.cleanup()
 

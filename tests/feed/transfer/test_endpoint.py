@@ -16,17 +16,14 @@ from tests.doubles.feeds import FEED, SOON_S, LocalNode, Running, numbers, value
 
 BATCH = numbers(0, 100)
 
-
 NBYTES = segment_nbytes(BATCH)
 
 
 def append(node: LocalNode, epoch: int = 0, feed: str = FEED) -> bool:
-    """Do what a feeder's thread does."""
     return node.feeds.store.log(feed).append(BATCH, AppendRequest(epoch))
 
 
 def last_told(progress: list[msg.FeedProgress], feed: str = FEED) -> FeedCount:
-    """Return what the coordinator was told last of a feed."""
     counts = [count for each in progress for count in each.counts if count.feed == feed]
     return counts[-1] if counts else FeedCount(feed)
 
@@ -75,9 +72,6 @@ def test_child_that_wants_no_more_ends_the_feeding_and_the_next_one_is_taken() -
         assert last_told(node.told).closed_to == 2, "which is why the feeding ends"
 
 
-# room
-
-
 def test_child_is_asked_for_room_once_until_it_gives_some() -> None:
     with LocalNode(limit_nbytes=NBYTES) as node:
         append(node)
@@ -112,9 +106,6 @@ def test_feeder_that_waits_at_the_end_of_an_epoch_is_not_forgotten_in_the_next()
             reader.give(owner, 100)
         assert isinstance(reader.take(owner), Item)
         assert fourth.result()
-
-
-# the ends
 
 
 def test_rows_that_were_used_are_told_by_partition() -> None:

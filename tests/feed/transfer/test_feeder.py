@@ -20,22 +20,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from sparkdl.control.descriptors import FdReceiver, FdSender
-from sparkdl.control.tls import Tls, Trust, new_tls
+from sparkdl.control.tls import Tls, new_tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.core.row_ranges import Range, merge_ranges
 from sparkdl.feed.store.segment import read_segment
 from sparkdl.feed.transfer import feeder, messages
 from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, Feeder, near_target
-from sparkdl.feed.transfer.messages import (
-    FedPartition,
-    FeederError,
-    FeedSpec,
-    PutAck,
-    PutHeader,
-    PutPiece,
-    Target,
-)
+from sparkdl.feed.transfer.messages import FedPartition, FeederError, PutHeader, PutPiece, Target
 from sparkdl.feed.transfer.server import _TokenCheck
 from tests.control.rooms import TOKEN as ROOMS_TOKEN, room
 from tests.doubles.feeds import FEED, SOON_S, TOKEN, NodeProxy, Running, numbers, order
@@ -54,7 +46,6 @@ class Spooled:
 
     @property
     def rows(self) -> list[int]:
-        """The numbers of its rows in the partition."""
         return [row for start, stop in self.ranges for row in range(start, stop)]
 
 
@@ -104,7 +95,6 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
         return [value for each in self.spooled for value in each.batch["x"].to_pylist()]
 
     def wait_seen(self, pieces: int) -> None:
-        """Wait until so many pieces have come."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.seen) >= pieces, SOON_S), self.seen
 
@@ -115,7 +105,6 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        """Answer one call."""
         header = msgspec.json.decode(descriptor.command, type=PutHeader)
         self._acknowledge(writer, self._opening, self._fds.name)
         for chunk in reader:
@@ -137,7 +126,7 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
             raise flight.FlightServerError("the spool is on fire")
         if answer == "say nothing":
             self._is_over.wait(SOON_S)
-        ack = PutAck("close" in answer, fd_socket)
+        ack = messages.PutAck("close" in answer, fd_socket)
         writer.write(b"babble" if answer == "babble" else msgspec.json.encode(ack))
 
     def _descriptor(self, key: str) -> pa.RecordBatch:
@@ -169,9 +158,6 @@ def answers(*script: Answer, default: Answer = "store") -> Callable[[PutPiece], 
     return lambda _: next(left, default)
 
 
-# whose agent
-
-
 def test_partition_goes_to_an_agent_of_its_host_or_to_one_by_its_number() -> None:
     nodes = [Target(n, f"worker:{n}", f"grpc://10.0.0.{n // 2}:80") for n in range(6)]
     # Three hosts: each third partition is on this one, if all have as many.
@@ -186,9 +172,6 @@ def test_addresses_of_this_host_are_known_by_binding_them() -> None:
     for host in ("127.0.0.1", "[::1]"):
         near = Target(1, "worker:1", f"grpc://{host}:80")
         assert near_target([away, near], 0) == near
-
-
-# pieces
 
 
 @pytest.mark.parametrize("is_near", [True, False])
@@ -244,9 +227,6 @@ def test_what_came_of_a_partition_crosses_spark_as_one_row() -> None:
     assert FedPartition(**row.to_pylist()[0]) == FedPartition(0, 10)
 
 
-# unwanted rows
-
-
 @pytest.mark.parametrize("opening", ["store", "close"])
 def test_rows_that_are_not_wanted_any_more_are_not_sent(opening: Answer) -> None:
     script = answers("store", "store", "store and close", default="close")
@@ -261,7 +241,7 @@ def test_rows_that_are_not_wanted_any_more_are_not_sent(opening: Answer) -> None
 def test_rows_of_a_finished_cluster_are_no_failure(when: str) -> None:
     """The coordinator says that every `map_fun` has returned; the agent is gone."""
 
-    async def scene(spec: FeedSpec, cut: Callable[[], None]) -> FedPartition:
+    async def scene(spec: messages.FeedSpec, cut: Callable[[], None]) -> FedPartition:
         async with room() as finished:
             finished.heard.failure = None
             again = replace(spec, coordinator=finished.address.url, token=ROOMS_TOKEN)
@@ -273,18 +253,12 @@ def test_rows_of_a_finished_cluster_are_no_failure(when: str) -> None:
         assert asyncio.run(scene(order([link.target]), link.cut)) == FedPartition(4)
 
 
-# full agents
-
-
 def test_agent_that_stays_full_is_named_when_time_is_up() -> None:
     with SpoolServer(answer=lambda _: "say nothing") as node:
         feed = Feeder(order([node.target], timeout_s=0.3), 0)
         why = "its feed memory is full.* Raise the timeout"
         with pytest.raises(FeedTimeoutError, match=f"worker:0 stored no row of feed .* s: {why}"):
             feed.feed(batches(1000, 100))
-
-
-# broken connections
 
 
 def test_agent_that_cannot_be_reached_is_named_with_what_to_set() -> None:
@@ -354,9 +328,6 @@ def test_feeder_ends_whose_connection_takes_no_bytes(
         assert feed.unreachable == (link.target if then_it == "is cut" else None)
 
 
-# at least once
-
-
 RANGES = st.lists(st.tuples(st.integers(0, 120), st.integers(0, 120)), max_size=4)
 
 
@@ -414,9 +385,6 @@ def test_each_row_arrives_or_is_refused_and_a_second_attempt_brings_all_again(
             assert piece.header == PutHeader(FEED, 0, "run", 7)
 
 
-# the driver's decision
-
-
 def test_process_that_stands_still_is_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as still:
         target = Target(0, "worker:0", f"grpc://127.0.0.1:{still.getsockname()[1]}")
@@ -438,14 +406,11 @@ def test_node_that_cannot_be_reached_is_waited_for_until_the_driver_has_decided(
     monkeypatch.setattr(feeder, "fetch_cause", fetch_cause)
     monkeypatch.setattr(feeder, "_LOOK_S", 0.02)
     target = Target(0, "worker:0", "grpc://127.0.0.1:1")
-    spec = FeedSpec("f", 0, "run", (target,), TOKEN, host_timeout_s=0.2)
+    spec = messages.FeedSpec("f", 0, "run", (target,), TOKEN, host_timeout_s=0.2)
     began_s = time.monotonic()
     cause = feeder.await_decision(spec, target, RuntimeError("worker:0: no word"))
     assert cause == ("it broke" if driver == "has failed" else "")
     assert (time.monotonic() - began_s >= 0.4) == (driver != "has failed")
-
-
-# encrypted
 
 
 ROWS = list(range(1000))
@@ -462,10 +427,6 @@ def _far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FdSender, "connect", lambda name, token: None)
 
 
-def told(spec: FeedSpec, trust: Trust | None) -> FeedSpec:
-    return replace(spec, trust=trust)
-
-
 def two_batches() -> Iterator[pa.RecordBatch]:
     return iter([numbers(0, 400, 8), numbers(400, 1000, 8)])
 
@@ -477,7 +438,7 @@ def test_rows_and_token_cross_in_the_clear_only_without_tls(is_encrypted: bool, 
     secrets = (b"Bearer secret", numbers(0, 400)["x"].buffers()[1].to_pybytes()[: 8 * 100])
     with SpoolServer(tls=tls) as node, NodeProxy(node.target, records=True) as network:
         assert node.target.uri.startswith("grpc+tls://" if tls else "grpc://")
-        spec = told(order([network.target]), tls.trust if tls else None)
+        spec = replace(order([network.target]), trust=tls.trust if tls else None)
         Feeder(spec, 0).feed(two_batches())
         assert node.values == ROWS
         assert len(network.passed) > 8 * 8 * len(ROWS)
@@ -500,10 +461,10 @@ def test_who_is_not_believed_gets_no_row_and_is_told_soon(
     with SpoolServer(tls=ours if server == "ours" else None) as node:
         scheme = "grpc" if client == "none" else "grpc+tls"
         target = replace(node.target, uri=f"{scheme}://127.0.0.1:{node.port}")
-        feeder = Feeder(told(order([target]), known[client]), 0)
+        feeder = Feeder(replace(order([target]), trust=known[client]), 0)
         with pytest.raises(FeederError, match=reason):
             feeder.feed(two_batches())
         assert feeder.unreachable == target
         assert node.seen == []
-        Feeder(told(order([node.target]), known[server]), 0).feed(two_batches())
+        Feeder(replace(order([node.target]), trust=known[server]), 0).feed(two_batches())
         assert node.values == ROWS, "and nobody else is disturbed"

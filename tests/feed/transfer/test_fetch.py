@@ -20,7 +20,6 @@ NBYTES = segment_nbytes(numbers(0, 100))
 
 
 def spool(node: LocalNode, start: int, rows: int = 100, epoch: int = 0) -> None:
-    """Do what a feeder does."""
     request = AppendRequest(epoch, spans=((0, start, start + rows),), run="run")
     assert node.feeds.store.spool(FEED).append(numbers(start, start + rows), request)
 

@@ -45,7 +45,6 @@ def compiled(metrics: tuple[str, ...] = ("accuracy",)) -> Any:
 
 
 def weights(model: Any) -> list[float]:
-    """Return all weights of `model`, flat."""
     return [float(value) for array in model.get_weights() for value in array.ravel()]
 
 

@@ -43,8 +43,6 @@ def model() -> Any:
 
 @pytest.fixture(autouse=True)
 def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail where nodes are launched."""
-
     def launch(*_args: Any, **_options: Any) -> None:
         raise AssertionError("nodes were started")
 

@@ -10,16 +10,9 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.ml.estimators import keras_train
 from sparkdl.ml.estimators.columns import Columns
-from sparkdl.ml.estimators.keras_train import (
-    Fitting,
-    KerasTask,
-    ModelSpec,
-    arranged,
-    as_inputs,
-    class_labels,
-    inputs_of,
-)
+from sparkdl.ml.estimators.keras_train import Fitting, KerasTask, ModelSpec, arranged
 from sparkdl.ml.scoring.keras_objects import loaded, registered, save_checked, saved
 from sparkdl.ml.scoring.source import Tensor, source_of_content
 from sparkdl.ml.scoring.tensorflow import keras_predictor
@@ -38,11 +31,11 @@ def test_values_reach_the_inputs_that_they_are_named_for(kind: str) -> None:
     model = keras.Model(structure.get(kind, [left, right]), output)
     if kind == "loaded":
         model = keras.models.model_from_json(model.to_json())
-    by_name = {tensor.name: tensor for tensor in inputs_of(model)}
+    by_name = {tensor.name: tensor for tensor in keras_train.inputs_of(model)}
     places = {id(tensor): name for tensor, name in zip(model.inputs, by_name, strict=True)}
     minuend = places.get(id(left), next(iter(by_name)))
     values = {name: np.full((2, 1), 3.0 if name == minuend else 1.0) for name in by_name}
-    found = model.predict(as_inputs(model, values), verbose=0)
+    found = model.predict(keras_train.as_inputs(model, values), verbose=0)
     np.testing.assert_array_equal(found, np.full((2, 1), 2.0))
 
 
@@ -183,10 +176,10 @@ def test_labels_are_in_the_structure_of_the_outputs() -> None:
 def test_labels_of_classes_are_known_by_the_loss(loss: Any, expected: list[str]) -> None:
     import keras
 
-    assert class_labels(loss, {"l": "", "m": ""}, ["a", "b"]) == expected
-    assert class_labels(loss, {"m": "b", "l": "a"}, ["a", "b"]) == expected[::-1]
+    assert keras_train.class_labels(loss, {"l": "", "m": ""}, ["a", "b"]) == expected
+    assert keras_train.class_labels(loss, {"m": "b", "l": "a"}, ["a", "b"]) == expected[::-1]
     own = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    assert class_labels(own, {"l": ""}, ["a"]) == ["l"]
+    assert keras_train.class_labels(own, {"l": ""}, ["a"]) == ["l"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from tests.ml.torch_fits import Alone, X, Y, line, net
 torch: Any = Lazy("torch")
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("lone_node")]
 
-
 lightning = pytest.mark.skipif(not find_spec("lightning"), reason="Lightning is not installed")
 its_warnings = pytest.mark.filterwarnings("ignore")
 

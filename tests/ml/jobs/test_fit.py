@@ -14,20 +14,10 @@ from pyspark.ml.linalg import DenseVector, SparseVector
 from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
 from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.keras_train import KerasTask, ModelSpec
+from sparkdl.ml.jobs import work
 from sparkdl.ml.jobs.fit import explained
 from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster
-from sparkdl.ml.jobs.work import (
-    Rows,
-    Sum,
-    added,
-    num_groups,
-    num_steps,
-    path_of,
-    read_sample,
-    store,
-    total,
-    weighed,
-)
+from sparkdl.ml.jobs.work import Rows, Sum, added, num_groups, num_steps, total, weighed
 from sparkdl.ml.scoring.keras_objects import saved
 from sparkdl.ml.scoring.source import source_of_content
 from sparkdl.node.task import Problem
@@ -45,16 +35,16 @@ def test_every_row_is_in_one_batch_of_an_epoch_and_a_task_that_comes_again_finds
     values = [[float(n), -float(n)] for n in labels]
     columns = ["x", "y"]
     batches = [batch(values[:4], labels[:4]), batch([], []), batch(values[4:], labels[4:])]
-    count, digest, sample = store(tmp_path, "rows", 0, columns, batches)
-    again = store(tmp_path, "rows", 0, columns, [batch(values, labels)])  # another attempt
-    other = store(tmp_path, "other", 0, columns, [batch(values, labels[::-1])])
+    count, digest, sample = work.store(tmp_path, "rows", 0, columns, batches)
+    again = work.store(tmp_path, "rows", 0, columns, [batch(values, labels)])  # another attempt
+    other = work.store(tmp_path, "other", 0, columns, [batch(values, labels[::-1])])
     assert count == 11
     assert again[1] == digest != other[1]
-    assert read_sample(sample, columns)["x"].tolist() == [[0.0, -0.0]]
+    assert work.read_sample(sample, columns)["x"].tolist() == [[0.0, -0.0]]
     assert len(list(tmp_path.iterdir())) == 2
     steps = num_steps([11, 3, 0], 6)
     assert steps == 3
-    path = path_of(tmp_path, "rows", 0, digest)
+    path = work.path_of(tmp_path, "rows", 0, digest)
     for order in (None, (5, 0), (5, 1)):
         found = [Rows(path).batch(columns, step, steps, order) for step in range(steps)]
         repeated = Rows(path).batch(columns, 1, steps, order)
@@ -76,7 +66,9 @@ def test_sparse_vectors_are_stored_without_their_zeros(tmp_path: Path, width: in
     tracemalloc.start()
     try:
         columns = ["x", "y"]
-        count, *_ = store(tmp_path, "rows", 0, columns, [vectors.slice(0, 100), vectors.slice(100)])
+        count, *_ = work.store(
+            tmp_path, "rows", 0, columns, [vectors.slice(0, 100), vectors.slice(100)]
+        )
         (path,) = tmp_path.iterdir()
         found = Rows(path).batch(columns, 0, 60, None), Rows(path).batch(columns, 1, 60, (1, 1))
         peak = tracemalloc.get_traced_memory()[1]
@@ -94,14 +86,14 @@ def test_rows_that_are_no_numbers_of_one_shape_are_refused(tmp_path: Path) -> No
     columns = ["x", "y"]
     text = pa.RecordBatch.from_pydict({"x": ["a"], "y": [1]})
     with pytest.raises(FeedTypeError, match="'x' holds string: training as Spark jobs takes"):
-        store(tmp_path, "rows", 0, columns, [text])
+        work.store(tmp_path, "rows", 0, columns, [text])
     with pytest.raises(FeedTypeError, match=r"holds rows of float64 \[1\] and of float64 \[2\]"):
-        store(tmp_path, "rows", 0, columns, [batch([[1.0]], [0]), batch([[1.0, 2.0]], [0])])
+        work.store(tmp_path, "rows", 0, columns, [batch([[1.0]], [0]), batch([[1.0, 2.0]], [0])])
     with pytest.raises(FeedTypeError, match="column 'y' holds 1 null "):
-        store(tmp_path, "rows", 0, columns, [batch([[1.0]], [None])])  # type: ignore[list-item]
+        work.store(tmp_path, "rows", 0, columns, [batch([[1.0]], [None])])  # type: ignore[list-item]
     doubles = pa.RecordBatch.from_pydict({"x": [1.5, None], "y": [1, 2]})
     with pytest.raises(FeedTypeError, match="column 'x' holds 1 null "):
-        store(tmp_path, "rows", 0, columns, [doubles])
+        work.store(tmp_path, "rows", 0, columns, [doubles])
     assert not list(tmp_path.iterdir())
 
 

@@ -74,9 +74,6 @@ def test_types_that_are_left_to_spark(found: pa.DataType, spark: pa.DataType) ->
     assert not is_read_as(found, spark)
 
 
-# whole scans
-
-
 def write(path: Path, rows: int = 10, start: int = 0, **options: Any) -> ScannedFile:
     """Write columns `a` (int64) and `t` (text), null in every fourth."""
     numbers = range(start, start + rows)

@@ -25,14 +25,6 @@ def rows_of(spark: SparkSession) -> DataFrame:
 
 def settings(**options: Any) -> dict[str, Any]:
     """Return parameters of an estimator of `y`; an option that is None leaves one out."""
-    given = {
-        "num_proc": 1,
-        "feature_cols": ["x"],
-        "label_cols": ["y"],
-        "batch_size": 8,
-        "epochs": 3,
-        "verbose": 0,
-        "random_seed": 1,
-        **options,
-    }
+    given = {"num_proc": 1, "feature_cols": ["x"], "label_cols": ["y"], "batch_size": 8}
+    given |= {"epochs": 3, "verbose": 0, "random_seed": 1, **options}
     return {name: value for name, value in given.items() if value is not None}
