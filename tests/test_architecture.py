@@ -94,6 +94,8 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "ml/estimators/keras_train.py": "trains a Keras model",
     "ml/estimators/torch_batch.py": "losses and metrics of PyTorch",
     "ml/estimators/torch_train.py": "trains a module of PyTorch",
+    "ml/estimators/text_make.py": "an optimizer of PyTorch",
+    "ml/scoring/text.py": "a module of PyTorch that takes text",
     "ml/scoring/keras_objects.py": "saves and loads a Keras model",
     "ml/jobs/keras.py": "a Keras model in Spark jobs",
     "tfos/*": "TensorFlowOnSpark's signatures name TensorFlow's types",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ from sparkdl.ml.estimators.torch_batch import (
 )
 from sparkdl.ml.scoring.inputs import check_weights
 from sparkdl.ml.scoring.source import Signature, Tensor
+from sparkdl.ml.scoring.text import TextModel, TokenLoss
 from sparkdl.ml.scoring.torch import (
     by_name,
     like_parameters,
@@ -53,6 +55,7 @@ from sparkdl.ml.scoring.torch import (
     save_module,
 )
 from sparkdl.ml.summary import History
+from sparkdl.values.types import TEXT
 
 if TYPE_CHECKING:
     import torch
@@ -167,13 +170,20 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
     if not ctx.is_chief:
         file.unlink()
         return {"history": notes.history}
-    # A new one: the trained one has hooks, and wrappers of the training.
-    module = module_of(file)
     own = {name: value for name, value in state.items() if name.startswith(prefix)}
-    module.load_state_dict({name.removeprefix(prefix): value for name, value in own.items()})
+    module = _with_weights(file, {n.removeprefix(prefix): value for n, value in own.items()})
     signature = traced(module.eval(), arrange.sample, scores)
     save_module(file, module)
     return {**returned_model(file, signature, task, ctx), "history": notes.history}
+
+
+def _with_weights(file: Path, state: Mapping[str, Any]) -> Any:
+    """Return a new module: the trained one has hooks, and wrappers of the training."""
+    module = module_of(file)
+    module.load_state_dict(state)
+    if isinstance(module, TextModel):
+        module.end_training()
+    return module
 
 
 def _made(task: ModuleTask, ctx: NodeContext) -> Any:
@@ -312,14 +322,17 @@ class Arrange:
         return (features, label) if weight is None else (features, label, weight)
 
 
-def _input(columns: Mapping[str, Any], tensor: Tensor, dtype: Any) -> torch.Tensor:
+def _input(columns: Mapping[str, Any], tensor: Tensor, dtype: Any) -> torch.Tensor | list[str]:
+    (column, values), *others = columns.items()
+    if tensor.dtype == TEXT and isinstance(values, list) and not others:
+        return values
     for column, each in columns.items():
         if isinstance(each, list):
             raise ConfigError(
                 f"column {column!r} holds text, of which PyTorch has no tensors. Index it first, "
-                "for example with pyspark.ml.feature.StringIndexer"
+                "for example with pyspark.ml.feature.StringIndexer; or annotate the parameter of "
+                "forward: list[str]"
             )
-    (column, values), *others = columns.items()
     if others:
         values = stacked(columns.values()).to(dtype)
     if tensor.shape is not None:
@@ -373,6 +386,8 @@ class Steps(DualBase):
         self.module, self._task, self._world = plain(given), task, world
         # In a list, because a compiled module would be a further module here.
         self._called = [given]
+        in_place = getattr(given, "_compiled_call_impl", None)  # by `module.compile()`
+        self._is_compiled = given is not self.module or in_place is not None
         self.loss, self.metrics = loss_of(task.loss), metrics_of(task.metrics)
         kept = [
             (n, each) for n, each in enumerate(self.metrics.values()) if hasattr(each, "compute")
@@ -402,25 +417,33 @@ class Steps(DualBase):
             norms = [norm for norm in norms if not isinstance(norm, SyncBatchNorm)]
         for norm in norms:
             norm.eval()
-        loss = self._measured(batch, "")
+        loss, parts = self._measured(batch, "")
         for norm in norms:
             norm.train()
         if self._world == 1:
             return loss
-        # A strategy takes the mean of the nodes' gradients, and nodes differ in rows.
-        all_rows = torch.tensor(float(rows), device=self.device)
-        torch.distributed.all_reduce(all_rows)
-        return loss * (rows * self._world / all_rows).to(loss.dtype)
+        # A strategy takes the mean of the nodes' gradients, and nodes differ in rows, or tokens.
+        total = torch.tensor(parts, device=self.device)
+        torch.distributed.all_reduce(total)
+        return loss * (parts * self._world / total.clamp(min=1.0)).to(loss.dtype)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._measured(batch, "val_")
 
-    def _measured(self, batch: Any, prefix: str) -> torch.Tensor:
-        """Return the loss of a batch; log it and the metrics, which Lightning averages by rows."""
+    def _measured(self, batch: Any, prefix: str) -> tuple[torch.Tensor, float]:
+        """Return the loss of a batch, and of how many parts it is the mean: rows, or tokens.
+
+        Log it and the metrics, which Lightning averages by the parts.
+        """
         import torch
 
         inputs, labels, weight, rows = batch
+        if self._is_compiled:
+            mark_rows(inputs)
         output = self._called[0](**inputs)
+        parts = float(rows)
+        if rows and isinstance(self._task.loss, TokenLoss):
+            parts = self._task.loss.parts(output)
         _check_rows(output, inputs, len(next(iter(labels.values()))))
         columns = self._task.columns
         label = labels_of(labels, columns, output)
@@ -439,10 +462,19 @@ class Steps(DualBase):
                 # A number, or an array of the rows' values, of PyTorch or NumPy.
                 found[name] = torch.as_tensor(value, device=self.device).detach().double().mean()
         # A float, because Lightning would round the nodes' mean of whole numbers.
-        kind = {"on_step": False, "on_epoch": True, "sync_dist": True, "batch_size": float(rows)}
+        kind = {"on_step": False, "on_epoch": True, "sync_dist": True, "batch_size": parts}
         for name, value in found.items():
             self.log(f"{prefix}{name}", value, **kind)
-        return loss
+        return loss, parts
+
+
+def mark_rows(inputs: Mapping[str, Any]) -> None:
+    """Tell PyTorch's compiler that batches differ in rows, so that it compiles for all sizes."""
+    from torch import _dynamo, is_tensor
+
+    for each in inputs.values():
+        if is_tensor(each) and len(each) > 1:  # it compiles for a lone row in any case
+            _dynamo.maybe_mark_dynamic(each, 0)
 
 
 def _check_rows(output: Any, inputs: Mapping[str, Any], rows: int) -> None:
@@ -538,7 +570,9 @@ def traced(module: Any, sample: Mapping[str, torch.Tensor], scores: Scores) -> S
     return replace(signature, outputs=found)
 
 
-def _output(name: str, value: torch.Tensor, rows: int) -> Tensor:
+def _output(name: str, value: torch.Tensor | list[str], rows: int) -> Tensor:
+    if isinstance(value, list):
+        return Tensor(name, TEXT, (None,))
     dims = tuple(value.shape)
     dtype = str(value.dtype).removeprefix("torch.")
     shape = (None, *dims[1:]) if dims[:1] == (rows,) else dims
@@ -547,7 +581,12 @@ def _output(name: str, value: torch.Tensor, rows: int) -> Tensor:
 
 def _scored(output: Tensor, values: torch.Tensor, scores: Scores) -> Tensor:
     """Return an only output that knows whether it scores classes."""
-    if not values.is_floating_point() or output.shape is None or values.ndim > 2:
+    if (
+        output.dtype == TEXT
+        or not values.is_floating_point()
+        or output.shape is None
+        or values.ndim > 2
+    ):
         return output
     several = values.ndim == 2 and values.shape[1] > 1
     if not several:
