@@ -386,8 +386,6 @@ class Steps(DualBase):
         self.module, self._task, self._world = plain(given), task, world
         # In a list, because a compiled module would be a further module here.
         self._called = [given]
-        in_place = getattr(given, "_compiled_call_impl", None)  # by `module.compile()`
-        self._is_compiled = given is not self.module or in_place is not None
         self.loss, self.metrics = loss_of(task.loss), metrics_of(task.metrics)
         kept = [
             (n, each) for n, each in enumerate(self.metrics.values()) if hasattr(each, "compute")
@@ -438,13 +436,14 @@ class Steps(DualBase):
         import torch
 
         inputs, labels, weight, rows = batch
-        if self._is_compiled:
-            mark_rows(inputs)
-        output = self._called[0](**inputs)
+        count = len(next(iter(labels.values())))
+        # Not compiled, because PyTorch would compile once more for a lone row.
+        is_lone = count == 1 < self._task.batch_size
+        output = (self.module._call_impl if is_lone else self._called[0])(**inputs)
         parts = float(rows)
         if rows and isinstance(self._task.loss, TokenLoss):
             parts = self._task.loss.parts(output)
-        _check_rows(output, inputs, len(next(iter(labels.values()))))
+        _check_rows(output, inputs, count)
         columns = self._task.columns
         label = labels_of(labels, columns, output)
         label = fitted_label(self.loss, output, label, ", ".join(columns.labels))
@@ -466,15 +465,6 @@ class Steps(DualBase):
         for name, value in found.items():
             self.log(f"{prefix}{name}", value, **kind)
         return loss, parts
-
-
-def mark_rows(inputs: Mapping[str, Any]) -> None:
-    """Tell PyTorch's compiler that batches differ in rows, so that it compiles for all sizes."""
-    from torch import _dynamo, is_tensor
-
-    for each in inputs.values():
-        if is_tensor(each) and len(each) > 1:  # it compiles for a lone row in any case
-            _dynamo.maybe_mark_dynamic(each, 0)
 
 
 def _check_rows(output: Any, inputs: Mapping[str, Any], rows: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -23,25 +23,12 @@ from sparkdl.ml.estimators.torch_train import TorchTask, check_lightning
 from sparkdl.ml.estimators.training import check_columns, column, null_advice
 from sparkdl.ml.scoring.model import TorchModel
 from sparkdl.ml.scoring.source import local_path
-from sparkdl.ml.scoring.text import Kind, TokenLoss
+from sparkdl.ml.scoring.text import TokenLoss
 from sparkdl.ml.scoring.torch import module_content
 
 _MAX_CLASSES = 10_000
 _UNUSED = ("features_col", "input_mapping", "input_shapes")
 _LOSSES = {"classification": "CrossEntropyLoss", "regression": "MSELoss", "language": TokenLoss()}
-
-
-@dataclass(frozen=True)
-class _Labels:
-    """What a label column asks of a model: its kind, classes, and their labels if these are text.
-
-    Attributes:
-        classes: as in `MakeText`.
-    """
-
-    kind: Kind
-    classes: int | None = None
-    names: tuple[str, ...] = ()
 
 
 class TransformersEstimator(
@@ -53,7 +40,7 @@ class TransformersEstimator(
     `TorchModel`. The nodes tokenise, and pad each batch to its longest text. The label column's
     type chooses what is learnt: whole numbers, booleans, text, or an output of `StringIndexer` are
     classes; other numbers are a regression; without `label_col` the model learns to continue the
-    texts. Otherwise it trains as `TorchEstimator`, whose parameters it has but for `loss`.
+    texts. Otherwise it trains as `TorchEstimator`, whose parameters it has except for `loss`.
 
     Args:
         model: a folder that `save_pretrained` wrote, which driver and nodes can read; a config, for
@@ -81,18 +68,16 @@ class TransformersEstimator(
             ConfigError: if it is none of them, or cannot travel to the nodes.
         """
         library: Any = sys.modules.get("transformers")  # without it, it can be none of its objects
-        self._head = None
+        self._head, self._made = None, model
         if isinstance(model, str | Path):
             path = local_path(str(model))
             self._made = path if ":/" in path else os.path.abspath(path)
-        elif library is not None and isinstance(model, library.PretrainedConfig):
-            self._made = model
         elif library is not None and isinstance(model, library.PreTrainedModel):
             self._head = Head.of(type(model).__name__, model.config.id2label)
             self._made = module_content(model, "Give a function that makes it on each node")
-        elif callable(model) and not hasattr(model, "state_dict"):
-            self._made = model
-        else:
+        elif not (library is not None and isinstance(model, library.PretrainedConfig)) and (
+            not callable(model) or hasattr(model, "state_dict")
+        ):
             raise ConfigError(
                 f"model is a {type(model).__name__}; give a folder, or a config or model of "
                 "Transformers, or a function without arguments that makes a model"
@@ -108,31 +93,37 @@ class TransformersEstimator(
         self._check_made()
         self._check_params()
         check_columns(dataset.columns, self._columns().names)
-        kind = dataset.schema[self.getTextCol()].dataType
+        text, label = self.getTextCol(), self.getLabelCol()
+        kind = dataset.schema[text].dataType
         if not isinstance(kind, StringType):
             raise ConfigError(
-                f"text_col={self.getTextCol()!r} is of type {kind.simpleString()}: must be a "
-                "string; cast it, or name another column"
+                f"text_col={text!r} is of type {kind.simpleString()}: must be a string; cast it, "
+                "or name another column"
             )
-        labels = self._labels(dataset)
-        if labels.names:
-            names, numbers = list(labels.names), list(range(len(labels.names)))
-            by_name = functions.map_from_arrays(functions.lit(names), functions.lit(numbers))
-            number = by_name[column(self.getLabelCol())]
-            dataset = dataset.withColumn(self.getLabelCol(), number)
-        model = self._fitted_by(self._text_task(labels), dataset)
-        outputs = tuple(replace(each, classes=labels.names) for each in model._signature.outputs)
+        made = self._maker(dataset)
+        if made.names:  # nodes get numbers, whatever the labels
+            numbers = functions.lit(list(range(len(made.names))))
+            by_name = functions.map_from_arrays(functions.lit(list(made.names)), numbers)
+            dataset = dataset.withColumn(label, by_name[column(label)])
+        task = TorchTask(
+            optimizer=self.getOptimizer() or adamw,
+            loss=_LOSSES[made.kind],
+            metrics=self.getMetrics(),
+            **{**self._task_fields(), "made": made},
+        )
+        model = self._fitted_by(task, dataset)
+        outputs = tuple(replace(each, classes=made.names) for each in model._signature.outputs)
         model._signature = replace(model._signature, outputs=outputs)
-        model.setFeaturesCol(self.getTextCol())
+        model.setFeaturesCol(text)
         return model
 
     def _check_params(self) -> None:
+        label = self.getLabelCol()
         if useless := [name for name in _UNUSED if self.isSet(name)]:
             raise ConfigError(
                 f"TransformersEstimator cannot use {', '.join(useless)}: set text_col to the "
                 "column of the texts"
             )
-        label = self.getLabelCol()
         if label is not None and not isinstance(label, str):
             raise ConfigError(f"label_col={label!r}: must be one column, or None")
         if label is None and (self.getWeightCol() or self.getMetrics()):
@@ -145,57 +136,46 @@ class TransformersEstimator(
             if self.getLora():
                 check_lora()
         if "torch" in sys.modules:
-            check_optimizer(self.getOptimizer() or adamw)
+            check_optimizer(self.getOptimizer() or "AdamW")
             metrics_of(self.getMetrics())
 
-    def _text_task(self, labels: _Labels) -> TorchTask:
+    def _maker(self, dataset: DataFrame) -> MakeText:
+        """Return what makes the model for the labels; a job reads those of classes."""
+        given, name = self.getTokenizer(), self.getLabelCol()
+        tokenizer = str(given) if isinstance(given, Path) else given
         made = MakeText(
-            self._made,
-            self.getTokenizer(),
-            labels.kind,
-            labels.classes,
-            labels.names,
-            self.getLora(),
-            self.getMaxLength(),
+            model=self._made,
+            tokenizer=tokenizer,
+            lora=self.getLora(),
+            max_length=self.getMaxLength(),
         )
-        return TorchTask(
-            optimizer=self.getOptimizer() or adamw,
-            loss=_LOSSES[labels.kind],
-            metrics=self.getMetrics(),
-            **{**self._task_fields(), "made": made},
-        )
-
-    def _labels(self, dataset: DataFrame) -> _Labels:
-        """Return what the labels are; a job reads those of classes."""
-        head, name = self._classes(), self.getLabelCol()
+        head = self._classes(name)
         if name is None:
-            return _Labels("language")
+            return made
         field = dataset.schema[name]
-        if isinstance(field.dataType, StringType):
-            return _named(field, head, self._distinct(dataset, field))
+        kind = field.dataType
         nominal = field.metadata.get("ml_attr", {}).get("type") in ("nominal", "binary")
-        if nominal or isinstance(field.dataType, BooleanType | IntegralType):
-            return _numbered(field, head, self._range(dataset, field))
-        if not isinstance(field.dataType, NumericType):
+        if nominal or isinstance(kind, BooleanType | IntegralType | StringType):
+            with named_jobs(dataset.sparkSession, "sparkdl", "read the labels"):
+                rows = dataset.select(column(name)).distinct().limit(_MAX_CLASSES + 1).collect()
+            classes, names = _classes_in([row[0] for row in rows], field, head)
+            return replace(made, kind="classification", classes=classes, names=names)
+        if not isinstance(kind, NumericType) or (head is not None and len(head) != 1):
+            what = "" if head is None else f", and the model's head has {len(head)} classes"
             raise ConfigError(
-                f"label_col={name!r} is of type {field.dataType.simpleString()}: must be whole "
-                "numbers, booleans or text for classes, other numbers for a regression; cast it"
+                f"label_col={name!r} is of type {kind.simpleString()}{what}: must be whole "
+                "numbers, booleans or text for classes; other numbers are a regression, which "
+                "needs a head of one number, or a model without a head. Cast it"
             )
-        if head is not None and len(head) != 1:
-            raise ConfigError(
-                f"label_col={name!r} is of type {field.dataType.simpleString()}, which makes a "
-                f"regression, and the model's head has {len(head)} classes: cast the column to "
-                "int, or give a model without a head"
-            )
-        return _Labels("regression", 1)
+        return replace(made, kind="regression", classes=1)
 
-    def _classes(self) -> tuple[str, ...] | None:
+    def _classes(self, label: str | None) -> tuple[str, ...] | None:
         """Return the classes of the model's head; None if it is new, or nodes find out.
 
         Raises:
             ConfigError: if the folder or the model is of no use.
         """
-        head, label = self._head, self.getLabelCol()
+        head = self._head
         if isinstance(self._made, str):
             head = look_at(self._made, self.getTokenizer() is not None)
         if head is not None and label is None and not head.is_causal:
@@ -209,58 +189,34 @@ class TransformersEstimator(
                 f"{self._head.architecture}: give a …ForSequenceClassification, or a folder, whose "
                 "model gets a new head"
             )
-        return head.classes if head is not None else None
-
-    def _distinct(self, dataset: DataFrame, field: StructField) -> list[str]:
-        with named_jobs(dataset.sparkSession, "sparkdl", "read the labels"):
-            rows = dataset.select(column(field.name)).distinct().limit(_MAX_CLASSES + 1).collect()
-        _check_labels(field, any(row[0] is None for row in rows), len(rows))
-        return sorted(row[0] for row in rows)
-
-    def _range(self, dataset: DataFrame, field: StructField) -> int:
-        number = column(field.name).cast("double")
-        wanted = [functions.min(number), functions.max(number), functions.count_if(number.isNull())]
-        with named_jobs(dataset.sparkSession, "sparkdl", "read the labels"):
-            ((least, most, nulls),) = dataset.agg(*wanted).collect()
-        _check_labels(field, bool(nulls), int(most or 0) + 1)
-        if (least or 0) < 0:
-            raise ConfigError(
-                f"label_col={field.name!r} holds {least:g}: numbers of classes must count from 0; "
-                "cast it to double for a regression, or index it with StringIndexer"
-            )
-        return int(most or 0) + 1
+        return None if head is None else head.classes
 
 
-def _check_labels(field: StructField, has_null: bool, classes: int) -> None:
-    if has_null:
+def _classes_in(
+    found: list[Any], field: StructField, head: tuple[str, ...] | None
+) -> tuple[int, tuple[str, ...]]:
+    """Return the size of the head for these labels, and their texts if they are such."""
+    if None in found:
         raise FeedTypeError(null_advice(field.name))
-    if classes > _MAX_CLASSES:
+    is_text = isinstance(field.dataType, StringType)
+    known = range(_MAX_CLASSES)
+    wrong = [each for each in found if each not in known] if not is_text else found[_MAX_CLASSES:]
+    if wrong or (is_text and len(found) < 2):
+        what = f"{wrong[0]!r}" if wrong and not is_text else f"{len(found)} different texts"
         raise ConfigError(
-            f"label_col={field.name!r} has more than {_MAX_CLASSES} classes: cast it to double for "
-            "a regression, or leave it out to learn the texts"
+            f"label_col={field.name!r} holds {what}: classes must be 2 to {_MAX_CLASSES} texts, or "
+            f"numbers from 0 to {_MAX_CLASSES - 1}. Index them with pyspark.ml.feature."
+            "StringIndexer, or cast numbers to double for a regression"
         )
-
-
-def _numbered(field: StructField, head: tuple[str, ...] | None, classes: int) -> _Labels:
-    if head is not None and classes > len(head):
+    names = tuple(sorted(found)) if is_text else ()
+    if is_text and head is not None and {*names} <= {*head}:
+        names = head
+    classes = len(names) if is_text else int(max(found, default=0)) + 1
+    if head is not None and (classes > len(head) or (is_text and classes != len(head))):
+        shown = ", ".join(map(repr, names[:5])) if is_text else f"the class {classes - 1}"
         raise ConfigError(
-            f"label_col={field.name!r} holds the class {classes - 1}, and the model's head has "
-            f"{len(head)} classes: give a model without a head, which gets a new one"
+            f"label_col={field.name!r} holds {shown}, and the model's head has the {len(head)} "
+            f"classes {', '.join(map(repr, head[:5]))}: rename the labels, or give a model without "
+            "a head, which gets a new one"
         )
-    return _Labels("classification", max(classes, 2) if head is None else len(head))
-
-
-def _named(field: StructField, head: tuple[str, ...] | None, found: list[str]) -> _Labels:
-    if head is not None and {*found} <= {*head}:
-        return _Labels("classification", len(head), head)
-    if head is not None and len(head) != len(found):
-        raise ConfigError(
-            f"label_col={field.name!r} holds {', '.join(map(repr, found[:10]))}, and the model's "
-            f"head knows {', '.join(map(repr, head[:10]))}: rename the labels, or give a model "
-            "without a head, which gets a new one"
-        )
-    if len(found) < 2:
-        raise ConfigError(
-            f"label_col={field.name!r} holds {len(found)} different texts: classes need at least 2"
-        )
-    return _Labels("classification", len(found), tuple(found))
+    return max(2, classes, len(head or ())), names

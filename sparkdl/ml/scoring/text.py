@@ -23,16 +23,15 @@ class TextModel(DualBase):
 
     Attributes:
         model: of Transformers: `.model.save_pretrained(folder)` saves it.
-        tokenizer: that of the model.
         kind: `classification` and `regression` give logits `[rows, n]`. `language` gives the loss
             of each token while it trains, and continues the texts afterwards.
-        max_length: the longest text in tokens, the rest is cut off; None for no limit.
+        max_length: the tokens after which a text is cut off; None for no limit.
     """
 
     _packages = ("torch",)
     _base = ".nn:Module"
-    training: bool
     # PyTorch's own.
+    training: bool
     eval: Any
     train: Any
     parameters: Any
@@ -51,17 +50,27 @@ class TextModel(DualBase):
 
     def __reduce__(self) -> Any:
         given = (self.model, self.tokenizer, self.kind, self.max_length, self.is_trained)
-        return _made, (*given, self.training)
+        return TextModel, given, {"training": self.training}
 
     def forward(self, text: list[str]) -> Any:
-        """Return the logits `[rows, n]`; of a language model what `kind` says."""
-        if self.kind == "language" and self.is_trained:
+        """Return what `kind` says; of a language model that trains, see `TokenLoss`."""
+        if self.kind != "language":
+            ids = self._tokens(text, self.max_length)
+            return self.model(**self._padded(ids, self.tokenizer.padding_side)).logits
+        if self.is_trained:
             return {"text": self._continued(text)}
-        is_language = self.kind == "language"
-        side = "right" if is_language else self.tokenizer.padding_side
-        tokens = self._padded(self._tokens(text, ends=is_language), side)
-        logits = self.model(**tokens).logits
-        return token_losses(logits, **tokens) if is_language else logits
+        from torch.nn.functional import cross_entropy
+
+        end, limit = self.tokenizer.eos_token_id, self.max_length
+        ids = [
+            # Without an end, the model never learns to end a text.
+            each if end is None or each[-1] == end or len(each) == limit else [*each, end]
+            for each in self._tokens(text, limit)
+        ]
+        tokens = self._padded(ids, "right")
+        logits = self.model(**tokens).logits[:, :-1].float().transpose(1, 2)
+        mask = tokens["attention_mask"][:, 1:]
+        return cross_entropy(logits, tokens["input_ids"][:, 1:], reduction="none") * mask, mask
 
     def end_training(self) -> None:
         """Merge LoRA's weights into those of the model; from now on `forward` scores."""
@@ -69,16 +78,10 @@ class TextModel(DualBase):
             self.model = self.model.merge_and_unload()
         self.is_trained = True
 
-    def _tokens(self, text: list[str], ends: bool = False) -> list[list[int]]:
-        limit, end = self.max_length, self.tokenizer.eos_token_id if ends else None
+    def _tokens(self, text: list[str], limit: int | None) -> list[list[int]]:
         cuts = {} if limit is None else {"truncation": True, "max_length": limit}
-        found: list[list[int]] = self.tokenizer(list(text), **cuts)["input_ids"]
-        if end is not None:  # else a language model never learns to end a text
-            found = [
-                each if each[-1:] == [end] or len(each) == limit else [*each, end] for each in found
-            ]
-        # A model needs a token, and an empty text may have none.
-        return [each or [self.tokenizer.pad_token_id] for each in found]
+        found = self.tokenizer(list(text), **cuts)["input_ids"]
+        return [each or [self.tokenizer.pad_token_id] for each in found]  # a model needs a token
 
     def _padded(self, ids: list[list[int]], side: str) -> dict[str, torch.Tensor]:
         import torch
@@ -94,17 +97,19 @@ class TextModel(DualBase):
 
     def _continued(self, text: list[str]) -> list[str]:
         tokenizer, new = self.tokenizer, self.model.generation_config.max_new_tokens or _NEW_TOKENS
-        room = None if self.max_length is None else max(1, self.max_length - new)
-        ids = [each if room is None else each[-room:] for each in self._tokens(text)]
+        ids = self._tokens(text, None)
+        if (known := positions_of(self.model.config)) is not None:
+            new = min(new, known // 2)
+            ids = [each[new - known :] for each in ids]
         tokens = self._padded(ids, "left")
-        ids_of = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-        made = self.model.generate(**tokens, **ids_of, max_new_tokens=new, do_sample=False)
+        ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+        made = self.model.generate(**tokens, **ends, max_new_tokens=new, do_sample=False)
         start = tokens["input_ids"].shape[1]
         found: list[str] = tokenizer.batch_decode(made[:, start:], skip_special_tokens=True)
         return found
 
     def check(self, classes: int | None) -> None:
-        """Run the model on four tokens, so that one without the right head fails before the rows.
+        """Run the model on two tokens, so that one without the right head fails before the rows.
 
         Args:
             classes: the size of the head; None for a language model.
@@ -114,61 +119,49 @@ class TextModel(DualBase):
         """
         import torch
 
-        name, known = type(self.model).__name__, self.model.get_input_embeddings().num_embeddings
-        if len(self.tokenizer) > known:
+        name, known = type(self.model).__name__, self.model.get_input_embeddings()
+        if len(self.tokenizer) > known.num_embeddings:
             raise ConfigError(
-                f"the tokenizer has {len(self.tokenizer)} tokens, and {name} knows {known}: give "
-                f"the model's own tokenizer, or a config with vocab_size={len(self.tokenizer)}"
+                f"the tokenizer has {len(self.tokenizer)} tokens, and {name} knows "
+                f"{known.num_embeddings}: give the model's own tokenizer, or a config with "
+                f"vocab_size={len(self.tokenizer)}"
             )
-        ids = torch.tensor([[0, 0], [0, known - 1]])
-        was_training = self.training
+        given = known(torch.tensor([[0, 1]])).detach().requires_grad_()
         self.eval()
         try:
-            with torch.no_grad():
-                logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            logits = self.model(inputs_embeds=given, attention_mask=torch.ones(1, 2)).logits
         except Exception as error:
             raise ConfigError(
-                f"{name} must have a head that gives logits for {self.kind}, and running it failed "
-                f"({in_words(error)}): give a model …ForSequenceClassification to learn labels, "
+                f"{name} must have a head for {self.kind}, and could not be run "
+                f"({in_words(error)}): give a …ForSequenceClassification to learn labels, a "
                 "…ForCausalLM without label_col"
             ) from error
-        finally:
-            self.train(was_training)
-        shape = tuple(logits.shape)
-        if shape[1:] != ((2, shape[-1]) if classes is None else (classes,)):
-            wanted = "[rows, tokens, words]" if classes is None else f"[rows, {classes}]"
+        wanted = (2, logits.shape[-1]) if classes is None else (classes,)
+        if logits.shape[1:] != wanted:
             raise ConfigError(
-                f"{name} gives logits {['rows', *shape[1:]]}, and {self.kind} needs {wanted}: give "
-                "a model with such a head, or change label_col"
+                f"{name} gives logits {['rows', *logits.shape[1:]]}, and {self.kind} needs "
+                f"{['rows', *wanted]}: give a model with such a head, or change label_col"
             )
-        if classes is None and not torch.allclose(logits[0, 0], logits[1, 0], atol=1e-4):
-            raise ConfigError(
-                f"{name} sees the tokens that it must predict, and cannot be trained as a language "
-                "model: set label_col, or give a model …ForCausalLM that is a decoder "
-                "(is_decoder=True)"
-            )
+        if classes is None:
+            (seen,) = torch.autograd.grad(logits[0, 0].square().sum(), given)
+            if seen[0, 1].any():
+                raise ConfigError(
+                    f"{name} sees the tokens that it must predict, and cannot be trained as a "
+                    "language model: set label_col, or give a …ForCausalLM (is_decoder=True)"
+                )
 
 
-def _made(*parts: Any) -> TextModel:
-    *given, is_training = parts
-    made = TextModel(*given)
-    made.training = is_training  # alone: parts of the model may differ
-    return made
-
-
-def token_losses(
-    logits: torch.Tensor, input_ids: torch.Tensor, attention_mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of each token but the first, `[rows, tokens - 1]`, and which ones count."""
-    from torch.nn.functional import cross_entropy
-
-    words = logits[:, :-1].float().transpose(1, 2)
-    mask = attention_mask[:, 1:]
-    return cross_entropy(words, input_ids[:, 1:], reduction="none") * mask, mask
+def positions_of(config: Any) -> int | None:
+    """Return the longest text that a model takes, in tokens, if its config says it."""
+    found: int | None = getattr(config, "max_position_embeddings", None)
+    return found
 
 
 class TokenLoss:
-    """The mean loss of all tokens of a batch, for a `TextModel` of language."""
+    """The mean loss of all tokens of a batch, for a `TextModel` of language.
+
+    Its output is the loss of each token but the first, `[rows, tokens - 1]`, and which ones count.
+    """
 
     def __call__(self, output: Any, label: Any) -> torch.Tensor:
         losses, mask = output
