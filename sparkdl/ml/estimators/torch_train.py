@@ -52,6 +52,7 @@ from sparkdl.ml.scoring.torch import (
     module_of,
     module_signature,
     plain,
+    plain_within,
     save_module,
 )
 from sparkdl.ml.summary import History
@@ -179,8 +180,9 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
 
 def _with_weights(file: Path, state: Mapping[str, Any]) -> Any:
     """Return a new module: the trained one has hooks, and wrappers of the training."""
-    module = module_of(file)
-    module.load_state_dict(state)
+    module = plain_within(module_of(file))
+    # Lightning's checkpoints name the wrappers of `torch.compile`.
+    module.load_state_dict({n.replace("_orig_mod.", ""): value for n, value in state.items()})
     if isinstance(module, TextModel):
         module.end_training()
     return module

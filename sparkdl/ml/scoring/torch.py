@@ -65,6 +65,14 @@ def plain(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
+def plain_within(module: Any) -> Any:
+    """Return the module, after each compiled part of it gave way to the part itself."""
+    for each in list(module.modules()):
+        for name, part in each.named_children():
+            each._modules[name] = plain(part)
+    return module
+
+
 def module_signature(module: Any) -> Signature:
     """Return the parameters of a module's `forward`; its outputs are only known after a run.
 
