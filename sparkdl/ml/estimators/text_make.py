@@ -202,22 +202,29 @@ class Head:
         return not is_headed or task in ("CausalLM", "ConditionalGeneration")
 
 
-def look_at(path: str, has_tokenizer: bool) -> Head:
-    """Check a folder without Transformers, before nodes start."""
+def look_at(path: str) -> Head:
+    """Check a model's folder without Transformers, before nodes start."""
     storage, inner = locate(path)
-    system = open_storage(storage)
-    found = system.get_file_info(pafs.FileSelector(inner, allow_not_found=True))
-    names = {info.base_name for info in found}
-    if "config.json" not in names:
+    if "config.json" not in _names_in(path):
         raise ConfigError(
             f"model={path!r}: must be a folder that model.save_pretrained(folder) wrote, with a "
             "config.json, and that driver and nodes can read; a hub's names are not looked up"
         )
-    if not has_tokenizer and not any(name.startswith(("tokenizer", "vocab")) for name in names):
-        raise ConfigError(
-            f"model={path!r}: the folder has no tokenizer: add it by "
-            "tokenizer.save_pretrained(folder), or set tokenizer="
-        )
-    with system.open_input_stream(f"{inner}/config.json") as file:
+    with open_storage(storage).open_input_stream(f"{inner}/config.json") as file:
         config: dict[str, Any] = json.loads(file.read())
     return Head.of((config.get("architectures") or [""])[0], config.get("id2label"))
+
+
+def look_at_tokenizer(path: str) -> None:
+    """Check a tokenizer's folder: of one without files, Transformers makes an empty tokenizer."""
+    if not any(name.startswith(("tokenizer", "vocab")) for name in _names_in(path)):
+        raise ConfigError(
+            f"the folder {path!r} has no tokenizer: add it by tokenizer.save_pretrained(folder), "
+            "or set tokenizer="
+        )
+
+
+def _names_in(path: str) -> set[str]:
+    storage, inner = locate(path)
+    found = pafs.FileSelector(inner, allow_not_found=True)
+    return {info.base_name for info in open_storage(storage).get_file_info(found)}

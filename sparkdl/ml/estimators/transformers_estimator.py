@@ -16,7 +16,14 @@ from pyspark.sql.types import BooleanType, IntegralType, NumericType, StringType
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.core.jobs import named_jobs
 from sparkdl.ml.estimators.columns import Columns
-from sparkdl.ml.estimators.text_make import Head, MakeText, adamw, check_lora, look_at
+from sparkdl.ml.estimators.text_make import (
+    Head,
+    MakeText,
+    adamw,
+    check_lora,
+    look_at,
+    look_at_tokenizer,
+)
 from sparkdl.ml.estimators.torch_batch import check_optimizer, metrics_of
 from sparkdl.ml.estimators.torch_estimator import ModuleEstimator
 from sparkdl.ml.estimators.torch_train import TorchTask, check_lightning
@@ -70,8 +77,7 @@ class TransformersEstimator(
         library: Any = sys.modules.get("transformers")  # without it, it can be none of its objects
         self._head, self._made = None, model
         if isinstance(model, str | Path):
-            path = local_path(str(model))
-            self._made = path if ":/" in path else os.path.abspath(path)
+            self._made = _path_of(model)
         elif library is not None and isinstance(model, library.PreTrainedModel):
             self._head = Head.of(type(model).__name__, model.config.id2label)
             self._made = module_content(model, "Give a function that makes it on each node")
@@ -142,14 +148,16 @@ class TransformersEstimator(
     def _maker(self, dataset: DataFrame) -> MakeText:
         """Return what makes the model for the labels; a job reads those of classes."""
         given, name = self.getTokenizer(), self.getLabelCol()
-        tokenizer = str(given) if isinstance(given, Path) else given
+        tokenizer = _path_of(given) if isinstance(given, str | Path) else given
+        head = self._classes(name)
+        if isinstance(folder := self._made if tokenizer is None else tokenizer, str):
+            look_at_tokenizer(folder)
         made = MakeText(
             model=self._made,
             tokenizer=tokenizer,
             lora=self.getLora(),
             max_length=self.getMaxLength(),
         )
-        head = self._classes(name)
         if name is None:
             return made
         field = dataset.schema[name]
@@ -177,7 +185,7 @@ class TransformersEstimator(
         """
         head = self._head
         if isinstance(self._made, str):
-            head = look_at(self._made, self.getTokenizer() is not None)
+            head = look_at(self._made)
         if head is not None and label is None and not head.is_causal:
             raise ConfigError(
                 f"model is a {head.architecture}, and without label_col a …ForCausalLM is trained: "
@@ -190,6 +198,11 @@ class TransformersEstimator(
                 "model gets a new head"
             )
         return None if head is None else head.classes
+
+
+def _path_of(given: str | Path) -> str:
+    path = local_path(str(given))
+    return path if ":/" in path else os.path.abspath(path)
 
 
 def _classes_in(
