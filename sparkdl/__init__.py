@@ -42,6 +42,9 @@ if TYPE_CHECKING:
         LightningEstimator as LightningEstimator,
         TorchEstimator as TorchEstimator,
     )
+    from sparkdl.ml.estimators.transformers_estimator import (
+        TransformersEstimator as TransformersEstimator,
+    )
     from sparkdl.ml.scoring.model import (
         KerasModel as KerasModel,
         TFModel as TFModel,
@@ -67,6 +70,7 @@ _NAMES = {  # by the module that defines them; those of "" are modules
     "ml.estimators.estimator": ("TFEstimator",),
     "ml.estimators.keras_estimator": ("KerasEstimator",),
     "ml.estimators.torch_estimator": ("LightningEstimator", "TorchEstimator"),
+    "ml.estimators.transformers_estimator": ("TransformersEstimator",),
     "ml.scoring.model": ("KerasModel", "TFModel", "TorchModel"),
     "ml.scoring.predict": ("predict",),
     "ml.tuning": ("search",),

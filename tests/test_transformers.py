@@ -16,6 +16,7 @@ from sparkdl.core.errors import ConfigError, RemovedModuleError
 from sparkdl.core.options import Startup
 from tests.doubles.lazy import needs
 from tests.doubles.nodes import launch
+from tests.ml.text_models import TEXTS, gpt2
 
 if TYPE_CHECKING:
     from sparkdl import NodeContext
@@ -161,6 +162,65 @@ def test_training_resumes_with_the_rows_that_its_checkpoint_does_not_cover(
         assert result["resumed_at"] == 6
         assert result["seen"][: ROWS // 2 * nodes] == [3.0] * (ROWS // 2 * nodes)
         assert result["steps"] == 3 * ROWS // 16
+
+
+def tune(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
+    """Prepare two feeds of texts as TRL's `SFTTrainer` does, packed, and train on them."""
+    accelerate: Any = import_module("accelerate")
+    transformers: Any = import_module("transformers")
+    model, own = gpt2()
+
+    def packed(table: pa.Table, length: int) -> pa.Table:
+        ids = table["input_ids"].combine_chunks().flatten()
+        ends = [*range(0, len(ids), length), len(ids)]
+        return pa.table({"input_ids": pa.ListArray.from_arrays(ends, ids)})
+
+    def prepared(data: Any) -> Any:
+        assert data.column_names == list(next(iter(data))) == ["text"]
+        with accelerate.PartialState().main_process_first():
+            assert isinstance(next(iter(data))["text"], str)
+            data = data.map(
+                lambda row, end: {"text": f"{row['text']} {end}"}, fn_kwargs={"end": own.eos_token}
+            )
+            data = data.map(lambda row: {"input_ids": own(row["text"])["input_ids"]})
+            assert "input_ids" in next(iter(data))
+            data = data.select_columns(["input_ids"]).with_format("arrow")
+            return data.map(packed, batched=True, fn_kwargs={"length": 8}).with_format(None)
+
+    training = transformers.TrainingArguments(
+        output_dir=args["folder"],
+        max_steps=1000,
+        per_device_train_batch_size=2,
+        per_device_eval_batch_size=2,
+        eval_strategy="epoch",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    own.pad_token = own.eos_token
+    trainer = transformers.Trainer(
+        model,
+        training,
+        data_collator=transformers.DataCollatorForLanguageModeling(own, mlm=False),
+        train_dataset=prepared(ctx.hf_dataset(2)),
+        eval_dataset=prepared(ctx.hf_dataset(2, feed="validation")),
+    )
+    trainer.train()
+    found = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    return {"losses": found, "steps": trainer.state.global_step}
+
+
+@pytest.mark.smoke
+def test_feeds_of_texts_are_packed_as_by_sft_trainer_and_evaluated(tmp_path: Path) -> None:
+    texts = pa.table({"text": TEXTS * 8})
+    with launch(tune, {"folder": str(tmp_path)}, framework="torch") as cluster:
+        feeding = cluster.feed_async(texts.slice(0, 24), epochs=3, feed="validation")
+        cluster.feed(texts, epochs=3)
+        results = cluster.results(_SOON_S)
+        feeding.result(_SOON_S)
+    assert results[0] == results[1]
+    assert len(results[0]["losses"]) == 3
+    assert results[0]["losses"][-1] < results[0]["losses"][0]
 
 
 def test_checkpoint_outside_of_a_node_is_an_error() -> None:

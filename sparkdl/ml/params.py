@@ -178,6 +178,14 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("input_shapes", {}, _dict, "DataFrame column to the shape of its rows, for arrays that are "
      "stored flat: [3, 224, 224]"),
     ("trainer_args", {}, _dict, "Arguments of Lightning's Trainer by name"),
+    # for Transformers
+    ("text_col", "text", _text, "Column of the texts"),
+    ("tokenizer", None, as_it_is, "Of Transformers: itself, its folder, or a function that makes "
+     "it; by default the one in the model's folder"),
+    ("max_length", None, _whole(1), "Tokens after which a text is cut off; by default what the "
+     "tokenizer and the model take"),
+    ("lora", None, as_it_is, "True, or a config of peft: train small matrices beside the frozen "
+     "weights, and merge them in the end"),
     # for Keras
     ("num_workers", 1, _whole(1), "Nodes that train"),
     ("features_col", "features", _columns, "Column of the features: array, vector or number; or "

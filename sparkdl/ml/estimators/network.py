@@ -35,7 +35,7 @@ from sparkdl.ml.summary import TrainingSummary
 
 Trained = tuple[ModelFile, Signature, TrainingSummary]
 _BATCH_ROWS = 32
-_PICKLED = ("optimizer", "loss", "metrics", "trainer_args")
+_PICKLED = ("optimizer", "loss", "metrics", "trainer_args", "tokenizer", "lora")
 """Parameters whose values may be objects; they are saved like the user's functions."""
 
 
@@ -50,15 +50,18 @@ class NetworkEstimator(
 
     _own: tuple[str, ...] = ()
     """Attributes that are saved beside the model and the callbacks."""
-    _made: ModelFile | Callable[[], Any] | None = None
+    _made: Any = None
+    """A `ModelFile`, or what makes the model on each node."""
     _callbacks: Callbacks = ()
     _format: Format = "module"
     _hook = "on_epoch_end"
     """A method that each callback of the framework has."""
+    _defaults: Mapping[str, Any] = {}
+    """Defaults other than those of the table."""
 
     def __init__(self, model: Any = None, *, callbacks: Any = (), **params: Any) -> None:
         super().__init__()
-        self._set_table_defaults(batch_size=_BATCH_ROWS)
+        self._set_table_defaults(batch_size=_BATCH_ROWS, **self._defaults)
         if unknown := [name for name in params if not self.hasParam(name)]:
             known = ["model", "callbacks", *(param.name for param in self.params)]
             advice = did_you_mean(unknown[0], known)
@@ -108,11 +111,7 @@ class NetworkEstimator(
         outputs = self.getOutputMapping().values() or [self.getPredictionCol()]
         check_types(self.getOutputTypes(), outputs)  # or the model's first transform would fail
         return {
-            "columns": Columns(
-                features=self.getInputMapping() or as_mapping(self.getFeaturesCol()),
-                labels=as_mapping(self.getLabelCol()),
-                weight=self.getWeightCol(),
-            ),
+            "columns": self._columns(),
             "batch_size": self.getBatchSize(),
             "epochs": self.getEpochs(),
             "name": self.uid,
@@ -123,6 +122,13 @@ class NetworkEstimator(
             "saves": self.getCheckpointDir() is not None,
             "callbacks": self._callbacks,
         }
+
+    def _columns(self) -> Columns:
+        return Columns(
+            features=self.getInputMapping() or as_mapping(self.getFeaturesCol()),
+            labels=as_mapping(self.getLabelCol()),
+            weight=self.getWeightCol(),
+        )
 
     def _training(self, map_fun: Callable[[Any, Any], Any], task: Task, **options: Any) -> Training:
         return Training(

@@ -195,6 +195,8 @@ def floats_as(dtype: Any, label: Any) -> Any:
         return {name: floats_as(dtype, each) for name, each in label.items()}
     if isinstance(label, tuple):
         return tuple(floats_as(dtype, each) for each in label)
+    if isinstance(label, list):  # texts
+        return label
     return label.to(dtype or torch.float32) if label.is_floating_point() else label
 
 

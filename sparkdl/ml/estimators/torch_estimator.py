@@ -31,6 +31,11 @@ from sparkdl.ml.scoring.torch import module_of, module_signature, save_module
 _WEIGHT = "the column sample_weight"
 
 
+def module_file(module: Any) -> ModelFile:
+    advice = "Give a function that makes it on each node"
+    return ModelFile("module", partial(save_module, module=module, advice=advice))
+
+
 class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "trainer_args"]):
     _hook = "on_train_epoch_end"
 
@@ -44,8 +49,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
         # either.
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(model, torch.nn.Module):
-            advice = "Give a function that makes it on each node"
-            self._made = ModelFile("module", partial(save_module, module=model, advice=advice))
+            self._made = module_file(model)
         elif callable(model):
             self._made = model
         else:
@@ -56,12 +60,18 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
         return self
 
     def _fitted(self, dataset: DataFrame) -> TorchModel:
-        if self._made is None:
-            name = type(self).__name__
-            raise ConfigError(f"{name} has no model: give it one, {name}(model=…)")
+        self._check_made()
         task = self._task()
         check_schema(task.columns, dataset.schema)
         check_fits(self._inputs(task), dataset.schema)
+        return self._fitted_by(task, dataset)
+
+    def _check_made(self) -> None:
+        if self._made is None:
+            name = type(self).__name__
+            raise ConfigError(f"{name} has no model: give it one, {name}(model=…)")
+
+    def _fitted_by(self, task: ModuleTask, dataset: DataFrame) -> TorchModel:
         if SAMPLE_WEIGHT in (*task.columns.features, *task.columns.labels):
             raise ConfigError(
                 f"a column of features or labels is called {SAMPLE_WEIGHT!r}, as are the weights "

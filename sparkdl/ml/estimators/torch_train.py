@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from sparkdl.ml.estimators.columns import (
     inputs_by_column,
     returned_model,
 )
+from sparkdl.ml.estimators.text_make import MakeText
 from sparkdl.ml.estimators.torch_batch import (
     ACCURACY,
     Scores,
@@ -44,15 +46,18 @@ from sparkdl.ml.estimators.torch_batch import (
 )
 from sparkdl.ml.scoring.inputs import check_weights
 from sparkdl.ml.scoring.source import ModelSource, Signature, Tensor
+from sparkdl.ml.scoring.text import TextModel, TokenLoss
 from sparkdl.ml.scoring.torch import (
     by_name,
     like_parameters,
     module_of,
     module_signature,
     plain,
+    plain_within,
     save_module,
 )
 from sparkdl.ml.summary import History
+from sparkdl.values.types import TEXT
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +85,10 @@ class ModuleTask(Task):
     trainer_args: Mapping[str, Any] = field(default_factory=dict)
 
     def with_made(self, source: ModelSource) -> ModuleTask:
-        return replace(self, made=source)
+        """Return the task for nodes, where the driver's model is `source`."""
+        made = self.made
+        given = replace(made, model=source) if isinstance(made, MakeText) else source
+        return replace(self, made=given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,13 +179,21 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
     if not ctx.is_chief:
         file.unlink()
         return {"history": notes.history}
-    # A new one: the trained one has hooks, and wrappers of the training.
-    module = module_of(file)
     own = {name: value for name, value in state.items() if name.startswith(prefix)}
-    module.load_state_dict({name.removeprefix(prefix): value for name, value in own.items()})
+    module = _with_weights(file, {n.removeprefix(prefix): value for n, value in own.items()})
     signature = traced(module.eval(), arrange.sample, scores)
     save_module(file, module)
     return {**returned_model(file, signature, task, ctx), "history": notes.history}
+
+
+def _with_weights(file: Path, state: Mapping[str, Any]) -> Any:
+    """Return a new module: the trained one has hooks, and wrappers of the training."""
+    module = plain_within(module_of(file))
+    # Lightning's checkpoints name the wrappers of `torch.compile`.
+    module.load_state_dict({n.replace("_orig_mod.", ""): value for n, value in state.items()})
+    if isinstance(module, TextModel):
+        module.end_training()
+    return module
 
 
 def _made(task: ModuleTask, ctx: NodeContext) -> Any:
@@ -317,14 +333,17 @@ class Arrange:
         return (features, label) if weight is None else (features, label, weight)
 
 
-def _input(columns: Mapping[str, Any], tensor: Tensor, dtype: Any) -> torch.Tensor:
+def _input(columns: Mapping[str, Any], tensor: Tensor, dtype: Any) -> torch.Tensor | list[str]:
+    (column, values), *others = columns.items()
+    if tensor.dtype == TEXT and isinstance(values, list) and not others:
+        return values
     for column, each in columns.items():
         if isinstance(each, list):
             raise ConfigError(
                 f"column {column!r} holds text, of which PyTorch has no tensors. Index it first, "
-                "for example with pyspark.ml.feature.StringIndexer"
+                "for example with pyspark.ml.feature.StringIndexer; or annotate the parameter of "
+                "forward: list[str]"
             )
-    (column, values), *others = columns.items()
     if others:
         values = stacked(columns.values()).to(dtype)
     if tensor.shape is not None:
@@ -407,26 +426,35 @@ class Steps(DualBase):
             norms = [norm for norm in norms if not isinstance(norm, SyncBatchNorm)]
         for norm in norms:
             norm.eval()
-        loss = self._measured(batch, "")
+        loss, parts = self._measured(batch, "")
         for norm in norms:
             norm.train()
         if self._world == 1:
             return loss
-        # A strategy takes the mean of the nodes' gradients, and nodes differ in rows.
-        all_rows = torch.tensor(float(rows), device=self.device)
-        torch.distributed.all_reduce(all_rows)
-        return loss * (rows * self._world / all_rows).to(loss.dtype)
+        # A strategy takes the mean of the nodes' gradients, and nodes differ in rows, or tokens.
+        total = torch.tensor(parts, device=self.device)
+        torch.distributed.all_reduce(total)
+        return loss * (parts * self._world / total.clamp(min=1.0)).to(loss.dtype)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._measured(batch, "val_")
 
-    def _measured(self, batch: Any, prefix: str) -> torch.Tensor:
-        """Return the loss of a batch; log it and the metrics, which Lightning averages by rows."""
+    def _measured(self, batch: Any, prefix: str) -> tuple[torch.Tensor, float]:
+        """Return the loss of a batch, and of how many parts it is the mean: rows, or tokens.
+
+        Log it and the metrics, which Lightning averages by the parts.
+        """
         import torch
 
         inputs, labels, weight, rows = batch
-        output = self._called[0](**inputs)
-        _check_rows(output, inputs, len(next(iter(labels.values()))))
+        count = len(next(iter(labels.values())))
+        # Not compiled, because PyTorch would compile once more for a lone row.
+        is_lone = count == 1 < self._task.batch_size
+        output = (self.module._call_impl if is_lone else self._called[0])(**inputs)
+        parts = float(rows)
+        if rows and isinstance(self._task.loss, TokenLoss):
+            parts = self._task.loss.parts(output)
+        _check_rows(output, inputs, count)
         columns = self._task.columns
         label = labels_of(labels, columns, output)
         label = fitted_label(self.loss, output, label, ", ".join(columns.labels))
@@ -444,10 +472,10 @@ class Steps(DualBase):
                 # A number, or an array of the rows' values, of PyTorch or NumPy.
                 found[name] = torch.as_tensor(value, device=self.device).detach().double().mean()
         # A float, because Lightning would round the nodes' mean of whole numbers.
-        kind = {"on_step": False, "on_epoch": True, "sync_dist": True, "batch_size": float(rows)}
+        kind = {"on_step": False, "on_epoch": True, "sync_dist": True, "batch_size": parts}
         for name, value in found.items():
             self.log(f"{prefix}{name}", value, **kind)
-        return loss
+        return loss, parts
 
 
 def _check_rows(output: Any, inputs: Mapping[str, Any], rows: int) -> None:
@@ -543,7 +571,9 @@ def traced(module: Any, sample: Mapping[str, torch.Tensor], scores: Scores) -> S
     return replace(signature, outputs=found)
 
 
-def _output(name: str, value: torch.Tensor, rows: int) -> Tensor:
+def _output(name: str, value: torch.Tensor | list[str], rows: int) -> Tensor:
+    if isinstance(value, list):
+        return Tensor(name, TEXT, (None,))
     dims = tuple(value.shape)
     dtype = str(value.dtype).removeprefix("torch.")
     shape = (None, *dims[1:]) if dims[:1] == (rows,) else dims
@@ -552,7 +582,12 @@ def _output(name: str, value: torch.Tensor, rows: int) -> Tensor:
 
 def _scored(output: Tensor, values: torch.Tensor, scores: Scores) -> Tensor:
     """Return an only output that knows whether it scores classes."""
-    if not values.is_floating_point() or output.shape is None or values.ndim > 2:
+    if (
+        output.dtype == TEXT
+        or not values.is_floating_point()
+        or output.shape is None
+        or values.ndim > 2
+    ):
         return output
     several = values.ndim == 2 and values.shape[1] > 1
     if not several:

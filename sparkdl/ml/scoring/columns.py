@@ -34,6 +34,7 @@ class OutputColumn:
             values one by one.
         complement: what a single score and that of the other class add up to: 1 for
             probabilities, 0 for logits.
+        classes: the labels that stand for the numbers of classes; empty for the numbers.
     """
 
     name: str
@@ -41,6 +42,7 @@ class OutputColumn:
     type: pa.DataType
     how: How = "as it is"
     complement: float = 0.0
+    classes: tuple[str, ...] = ()
 
     def column(self, values: Any) -> pa.Array:
         """Return the model's output, [rows, …], as an array of the declared type."""
@@ -55,6 +57,7 @@ class OutputColumn:
             values = _scores(values, self.complement)
         if self.how == "class":
             values = values.argmax(axis=1)
+            values = np.array(self.classes, object)[values] if self.classes else values
         self.check(values)
         try:
             return _array(values, self.type)
@@ -147,7 +150,7 @@ def class_outputs(
     complement: float,
     logits_col: str | None = None,
 ) -> tuple[t.StructType, tuple[OutputColumn, ...]]:
-    """Return a classifier's columns: a vector of scores, and the class as a double.
+    """Return a classifier's columns: a vector of scores, and the class as a double, or its label.
 
     With `logits_col` there are logits as well; of known logits `score_col` has the probabilities.
     """
@@ -160,10 +163,14 @@ def class_outputs(
     columns: dict[str, How] = {score_col: "softmax" if tensor.is_logits else "scores"}
     columns |= {logits_col: "scores"} if logits_col else {}
     fields = [t.StructField(column, _declared(VECTOR)) for column in columns]
-    schema = t.StructType([*fields, t.StructField(prediction_col, t.DoubleType())])
+    kind = t.StringType() if tensor.classes else t.DoubleType()
+    schema = t.StructType([*fields, t.StructField(prediction_col, kind)])
     columns |= {prediction_col: "class"}
     return schema, tuple(
-        OutputColumn(name, tensor.name, field.type, how, complement)
+        OutputColumn(
+            *(name, tensor.name, field.type, how, complement),
+            classes=tensor.classes if how == "class" else (),
+        )
         for (name, how), field in zip(columns.items(), arrow_schema(schema), strict=True)
     )
 

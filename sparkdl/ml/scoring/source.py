@@ -34,6 +34,7 @@ class Tensor:
             even their number is known.
         is_softmax, is_logits: whether the values of a row are probabilities or logits of classes,
             as far as the framework says it.
+        classes: the labels of the classes, where they are text.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Tensor:
     shape: tuple[int | None, ...] | None
     is_softmax: bool = False
     is_logits: bool = False
+    classes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         dims = "…" if self.shape is None else ", ".join(str(n or "?") for n in self.shape)

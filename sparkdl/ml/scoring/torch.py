@@ -17,6 +17,7 @@ from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
 from sparkdl.ml.scoring.source import NUMBER, ModelSource, Signature, Tensor
 from sparkdl.values.ndarrays import Array
+from sparkdl.values.types import TEXT
 
 
 def _torch() -> Any:
@@ -61,8 +62,19 @@ def plain(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
+def plain_within(module: Any) -> Any:
+    """Return the module, after each compiled part of it gave way to the part itself."""
+    for each in list(module.modules()):
+        for name, part in each.named_children():
+            each._modules[name] = plain(part)
+    return module
+
+
 def module_signature(module: Any) -> Signature:
-    """Return the parameters of a module's `forward`; its outputs are only known after a run."""
+    """Return the parameters of a module's `forward`; its outputs are only known after a run.
+
+    A parameter that is annotated `list[str]` takes text, any other one numbers.
+    """
     required: list[Tensor] = []
     optional: list[Tensor] = []
     module = plain(module)
@@ -74,7 +86,8 @@ def module_signature(module: Any) -> Signature:
             )
         if each.kind != each.VAR_KEYWORD:
             place = required if each.default is each.empty else optional
-            place.append(Tensor(each.name, NUMBER, None))
+            takes_text = each.annotation in (list[str], "list[str]")
+            place.append(Tensor(each.name, TEXT if takes_text else NUMBER, None))
     return Signature(tuple(required), (), tuple(optional))
 
 
@@ -93,7 +106,10 @@ def load_torch(source: ModelSource, share: Share | None) -> Predictor:
         with torch.inference_mode():
             # With memory of their own, which the model may change; rows are others'.
             tensors = {
-                n: like_parameters(torch.tensor(x), dtype, device) for n, x in inputs.items()
+                n: x.tolist()
+                if x.dtype == object
+                else like_parameters(torch.tensor(x), dtype, device)
+                for n, x in inputs.items()
             }
             return by_name(module(**tensors))
 
@@ -117,7 +133,7 @@ def like_parameters(tensor: Any, dtype: Any, device: Any) -> Any:
 
 
 def by_name(found: Any) -> dict[str, Any]:
-    """Return what a model gave: a dict's tensors by key, others by place."""
+    """Return what a model gave: a dict's tensors by key, others by place; else lists of text."""
     import torch
 
     if isinstance(found, Mapping):
@@ -128,14 +144,17 @@ def by_name(found: Any) -> dict[str, Any]:
     else:
         named = {"output_0": found}
     tensors = {str(name): each for name, each in named.items() if isinstance(each, torch.Tensor)}
-    if not tensors:
+    texts = {str(name): each for name, each in named.items() if isinstance(each, list)}
+    if not (tensors or texts):
         raise InferenceError(f"the model gave a {type(found).__name__} without tensors")
-    return tensors
+    return tensors or texts
 
 
 def _numpy(tensor: Any) -> Array:
     import torch
 
+    if isinstance(tensor, list):
+        return np.array(tensor, object)
     tensor = tensor.detach()
     values: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
     return np.asarray(values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,27 @@ def test_compiled_module_trains_compiled_and_is_returned_plain() -> None:
     assert list(found.state_dict()) == list(net().state_dict())
     assert all(map(np.allclose, weights_of(found), alone(2)[1]))
     assert graphs
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own, of its compiler
+@pytest.mark.parametrize(("batch_size", "graphs"), [(20, 2), (45, 1)], ids=["short", "lone row"])
+@pytest.mark.parametrize("is_part", [False, True], ids=["module", "part"])
+def test_short_last_batch_compiles_once_more_at_most_and_keys_are_plain(
+    batch_size: int, graphs: int, is_part: bool
+) -> None:
+    counters: Any = import_module("torch._dynamo.utils").counters
+
+    def made() -> Any:
+        compiled = torch.compile(net(), backend="eager")
+        return torch.nn.Sequential(compiled, torch.nn.Flatten()) if is_part else compiled
+
+    torch.compiler.reset()
+    counters.clear()
+    ctx: Any = Alone(x=X.astype(np.float64), y=Y.astype(np.float64))
+    module = module_of(train(task(made=made, batch_size=batch_size), ctx)["content"])
+    assert counters["stats"]["unique_graphs"] <= max(graphs, 1 + is_part)
+    keys = [f"0.{name}" if is_part else name for name in net().state_dict()]
+    assert list(module.state_dict()) == keys
 
 
 def test_model_dir_is_where_the_model_is_left(tmp_path: Path) -> None:
