@@ -19,7 +19,7 @@ import pyarrow.fs as pafs
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.files import scratch_folder
 from sparkdl.ml.scoring.source import ModelSource
-from sparkdl.ml.scoring.text import Kind, TextModel, positions_of
+from sparkdl.ml.scoring.text import Kind, TextModel
 from sparkdl.ml.scoring.torch import module_of, plain
 from sparkdl.storage.systems import locate, open_storage
 
@@ -61,7 +61,7 @@ class MakeText:
                 "the tokenizer has neither pad_token nor eos_token, and batches must be padded: "
                 "set tokenizer.pad_token"
             )
-        config, known = model.config, positions_of(model.config)
+        config, known = model.config, getattr(model.config, "max_position_embeddings", None)
         config.pad_token_id = tokenizer.pad_token_id
         if self.names:
             config.id2label = dict(enumerate(self.names))
@@ -89,22 +89,23 @@ class MakeText:
                 "pip install transformers"
             ) from error
         library.utils.logging.disable_progress_bar()
+        head = "CausalLM" if self.kind == "language" else "SequenceClassification"
+        auto = getattr(library, f"AutoModelFor{head}")
         model, tokenizer = self.model, self.tokenizer
         if isinstance(model, ModelSource):
             model = module_of(model.given)
         elif isinstance(model, str):
             tokenizer = model if tokenizer is None else tokenizer
             folder = stack.enter_context(_local(model))
-            # Small steps would be lost in half precision; the Trainer's `precision` is faster.
-            make = self._auto(library).from_pretrained
             config = self._headed(_called(library.AutoConfig.from_pretrained, folder))
-            model = _called(make, folder, config=config, dtype="float32")
+            # Small steps would be lost in half precision; the Trainer's `precision` is faster.
+            model = _called(auto.from_pretrained, folder, config=config, dtype="float32")
         elif callable(model):
             model = model()
             own = model if isinstance(model, tuple) else (model, None)
             model, tokenizer = own[0], own[1] if tokenizer is None else tokenizer
         else:
-            model = _called(self._auto(library).from_config, self._headed(deepcopy(model)))
+            model = _called(auto.from_config, self._headed(deepcopy(model)))
         if isinstance(tokenizer, str):
             folder = stack.enter_context(_local(tokenizer))
             tokenizer = _called(library.AutoTokenizer.from_pretrained, folder)
@@ -119,11 +120,6 @@ class MakeText:
                 "set tokenizer=, or return (model, tokenizer) from the function"
             )
         return model, tokenizer
-
-    def _auto(self, library: Any) -> Any:
-        if self.kind == "language":
-            return library.AutoModelForCausalLM
-        return library.AutoModelForSequenceClassification
 
     def _headed(self, config: Any) -> Any:
         if self.classes is not None:

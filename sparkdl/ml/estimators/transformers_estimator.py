@@ -185,18 +185,16 @@ class TransformersEstimator(
         head = self._head
         if isinstance(self._made, str):
             head = look_at(self._made)
-        if head is not None and label is None and not head.is_causal:
+        if head is None:
+            return None
+        # The model of a folder gets a new head for labels.
+        if not head.is_causal if label is None else head is self._head and head.classes is None:
+            wanted = "CausalLM" if label is None else "SequenceClassification"
             raise ConfigError(
-                f"model is a {head.architecture}, and without label_col a …ForCausalLM is trained: "
-                "set label_col, or give such a model"
+                f"label_col={label!r} needs a …For{wanted}, and model is a {head.architecture}: "
+                "give such a model, or change label_col"
             )
-        if self._head is not None and label is not None and self._head.classes is None:
-            raise ConfigError(
-                f"label_col={label!r} needs a head for labels, and model is a "
-                f"{self._head.architecture}: give a …ForSequenceClassification, or a folder, whose "
-                "model gets a new head"
-            )
-        return None if head is None else head.classes
+        return head.classes
 
 
 def _path_of(given: str | Path) -> str:
@@ -221,8 +219,8 @@ def _classes_in(
             "StringIndexer, or cast numbers to double for a regression"
         )
     names = tuple(sorted(found)) if is_text else ()
-    if is_text and head is not None and {*names} <= {*head}:
-        names = head
+    if is_text and {*names} <= {*(head or ())}:
+        names = head or ()
     classes = len(names) if is_text else int(max(found, default=0)) + 1
     if head is not None and (classes > len(head) or (is_text and classes != len(head))):
         shown = ", ".join(map(repr, names[:5])) if is_text else f"the class {classes - 1}"

@@ -98,7 +98,7 @@ class TextModel(DualBase):
     def _continued(self, text: list[str]) -> list[str]:
         tokenizer, new = self.tokenizer, self.model.generation_config.max_new_tokens or _NEW_TOKENS
         ids = self._tokens(text, None)
-        if (known := positions_of(self.model.config)) is not None:
+        if (known := getattr(self.model.config, "max_position_embeddings", None)) is not None:
             new = min(new, known // 2)
             ids = [each[new - known :] for each in ids]
         tokens = self._padded(ids, "left")
@@ -123,8 +123,7 @@ class TextModel(DualBase):
         if len(self.tokenizer) > known.num_embeddings:
             raise ConfigError(
                 f"the tokenizer has {len(self.tokenizer)} tokens, and {name} knows "
-                f"{known.num_embeddings}: give the model's own tokenizer, or a config with "
-                f"vocab_size={len(self.tokenizer)}"
+                f"{known.num_embeddings}: give the model's own, or a config with that vocab_size"
             )
         given = known(torch.tensor([[0, 1]])).detach().requires_grad_()
         self.eval()
@@ -132,9 +131,8 @@ class TextModel(DualBase):
             logits = self.model(inputs_embeds=given, attention_mask=torch.ones(1, 2)).logits
         except Exception as error:
             raise ConfigError(
-                f"{name} must have a head for {self.kind}, and could not be run "
-                f"({in_words(error)}): give a …ForSequenceClassification to learn labels, a "
-                "…ForCausalLM without label_col"
+                f"{name} must have a head for {self.kind}, and could not be run ({in_words(error)})"
+                ": give a …ForSequenceClassification to learn labels, else a …ForCausalLM"
             ) from error
         wanted = (2, logits.shape[-1]) if classes is None else (classes,)
         if logits.shape[1:] != wanted:
@@ -149,12 +147,6 @@ class TextModel(DualBase):
                     f"{name} sees the tokens that it must predict, and cannot be trained as a "
                     "language model: set label_col, or give a …ForCausalLM (is_decoder=True)"
                 )
-
-
-def positions_of(config: Any) -> int | None:
-    """Return the longest text that a model takes, in tokens, if its config says it."""
-    found: int | None = getattr(config, "max_position_embeddings", None)
-    return found
 
 
 class TokenLoss:
