@@ -210,7 +210,7 @@ class Checkpoints:
         self._last_step, self._is_open = step, True
         try:
             with self._reported(name, None):
-                self._await_in_flight()
+                self.await_in_flight()
                 if late := self._late():
                     raise CheckpointError(late)
                 self._link.send(used)
@@ -257,7 +257,7 @@ class Checkpoints:
             self._link.send(Checkpointed(name.step, problem))
             raise
 
-    def _await_in_flight(self) -> None:
+    def await_in_flight(self) -> None:
         """Wait for the checkpoint in flight, and raise its error."""
         if self._in_flight is None:
             return
@@ -285,7 +285,7 @@ class Checkpoints:
         Raises:
             CheckpointError: if the one in flight fails.
         """
-        self._await_in_flight()
+        self.await_in_flight()
         if late := self._late():
             _log.error("%s", late)
 
