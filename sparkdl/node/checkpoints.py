@@ -65,15 +65,16 @@ class PendingCheckpoint:
         """Complete the checkpoint only when these files are written; call it inside the block.
 
         Args:
-            written: a future, or what `torch.distributed.checkpoint.async_save` returns; or a
-                function without arguments that writes the files, or waits until they are written.
-                It runs in a thread of sparkdl's after the block, while the training continues.
+            written: a future, what `torch.distributed.checkpoint.async_save` or Orbax returns, or
+                Orbax's `AsyncCheckpointer`; or a function without arguments that writes the files,
+                or waits until they are written. It runs in a thread of sparkdl's after the block,
+                while the training continues.
 
         Raises:
             ConfigError: if `written` is neither, or the block has ended.
         """
         written = getattr(written, "upload_completion", written)
-        finish = getattr(written, "result", written)
+        finish = getattr(written, "result", getattr(written, "wait_until_finished", written))
         if not callable(finish):
             raise ConfigError(
                 f"until({written!r}): must be a future or a function without arguments that waits "
