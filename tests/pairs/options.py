@@ -88,7 +88,7 @@ PREDICT: Values = {
     "predict.model_per": ("auto", "slot"), "predict.error_col": (None, "why"),
 }
 _FIT: Values = {
-    "fit.num_workers": (1, 2), "fit.epochs": (6, 4), "fit.seed": (None, 7),
+    "fit.sparse": ([],), "fit.num_workers": (1, 2), "fit.epochs": (6, 4), "fit.seed": (None, 7),
     "fit.batch_size": (8, 100, 3), "fit.features_col": ("x", ["a", "b"]),
     "fit.label_col": ("y", ["y"]), "fit.weight_col": (None, "w"), "fit.shuffle": (True, False),
     "fit.validation_indicator_col": (None, "held"), "fit.max_restarts": (0, 1),

@@ -57,7 +57,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
             name = type(self).__name__
             raise ConfigError(f"{name} has no model: give it one, {name}(model=…)")
         task = self._task()
-        check_schema(task.columns, dataset.schema)
+        check_schema(task.columns, dataset.schema, task.sparse)
         check_fits(self._inputs(task), dataset.schema)
         if SAMPLE_WEIGHT in (*task.columns.features, *task.columns.labels):
             raise ConfigError(
@@ -88,6 +88,8 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
                 f"input_shapes names {', '.join(map(repr, unknown))}: must name columns of the "
                 f"features, which are {', '.join(task.columns.features)}"
             )
+        if both := [name for name in task.sparse if name in task.shapes]:
+            raise ConfigError(f"input_shapes and sparse= name {both[0]!r}: leave it out of one")
         features = dict.fromkeys(task.columns.features.values())
         signature = Signature(tuple(Tensor(name, NUMBER, None) for name in features), ())
         # Without PyTorch on the driver, the nodes check it.

@@ -1,0 +1,68 @@
+"""Sparse vectors of many columns on their way from Spark to two nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.ml.feature import CountVectorizerModel
+from pyspark.sql import SparkSession
+
+import sparkdl
+from sparkdl.node.context import NodeContext
+
+WIDTH, ROWS, BATCH, VALUES, APART = 84_224, 800, 16, 100, 841
+DENSE = BATCH * WIDTH * 8  # bytes of a batch; all rows would take 540 MB
+
+
+def peak_nbytes(starts: bool = False) -> int:
+    """Return the most memory that this process has had since the call with `starts`."""
+    if starts:
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+
+def read(_: None, ctx: NodeContext) -> list[tuple[set[str], int, int]]:
+    """Read an epoch as it comes and one of sparse batches; return types, rows and memory of each.
+
+    All values must be those of the rows' numbers.
+    """
+    found = []
+    for sparse in ((), ("words",)):
+        kinds, rows, before = set[str](), 0, peak_nbytes(starts=True)
+        for batch in ctx.batches(BATCH, ["id", "words"], sparse=sparse):
+            words: Any = batch["words"]
+            kinds.add(f"{type(words).__name__} {words.dtype} {words.shape[1]}")
+            assert words.sum() == VALUES * len(batch["id"])
+            for number, row in zip(batch["id"], words, strict=True):
+                there = row.indices if sparse else np.flatnonzero(row)
+                places = (number * 7 + APART * np.arange(VALUES)) % WIDTH
+                assert (there == np.sort(places)).all()
+            rows += len(batch["id"])
+        found.append((kinds, rows, peak_nbytes() - before))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read from /proc")
+def test_wide_vectors_of_spark_reach_two_nodes_within_the_memory_of_a_few_batches(
+    spark_local: SparkSession,
+) -> None:
+    words = (
+        f"transform(sequence(0, {VALUES - 1}), k -> concat('w', (id * 7 + k * {APART}) % {WIDTH}))"
+    )
+    vocabulary = [f"w{number}" for number in range(WIDTH)]
+    counts = CountVectorizerModel.from_vocabulary(vocabulary, "text", "words")
+    frame = counts.transform(
+        spark_local.range(ROWS, numPartitions=2).selectExpr("id", f"{words} text")
+    )
+    with sparkdl.launch(spark_local, read, None, nodes=2) as cluster:
+        cluster.feed(frame.select("id", "words"), epochs=2)
+        results = cluster.results(100)
+    for epoch, kind in enumerate(("ndarray", "csr_array")):
+        kinds, rows, peaks = zip(*(result[epoch] for result in results), strict=True)
+        assert set().union(*kinds) == {f"{kind} float64 {WIDTH}"}
+        assert sum(rows) == ROWS
+        assert max(peaks) < (3 * DENSE if kind == "ndarray" else DENSE), peaks

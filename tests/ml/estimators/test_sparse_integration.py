@@ -1,0 +1,110 @@
+"""Vectors that stay sparse, in estimators, their models and `predict`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import DataFrame, SparkSession
+
+from sparkdl import KerasEstimator, TorchEstimator, predict
+from sparkdl.core.errors import ConfigError
+from tests.doubles.lazy import Lazy
+from tests.ml.torch_fits import weights_of
+
+torch: Any = Lazy("torch")
+pytestmark = pytest.mark.timeout(400)
+WIDTH, ROWS = 50, 60
+
+
+def vector(number: int) -> Any:
+    return Vectors.sparse(WIDTH, {number % 5: 1.0, 10 + number % 3: 2.0})
+
+
+@pytest.fixture
+def frame(spark_ml: SparkSession) -> DataFrame:
+    """Columns `id`, `words`, `y`, `held`; all vectors have two values."""
+    rows = [(n, vector(n), n % 5 / 5 + n % 3, n % 4 == 0) for n in range(ROWS)]
+    return spark_ml.createDataFrame(rows, ["id", "words", "y", "held"]).repartition(2)
+
+
+def torch_model() -> Any:
+    class Wide(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(WIDTH, 1))
+
+        def forward(self, words: Any) -> Any:
+            assert words.layout == torch.sparse_csr
+            return words @ self.weight
+
+    return Wide()
+
+
+def keras_model() -> Any:
+    import keras
+
+    return keras.Sequential(
+        [keras.Input((WIDTH,), sparse=True), keras.layers.Dense(1, use_bias=False)]
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("torch", marks=pytest.mark.torch),
+        pytest.param("keras", marks=pytest.mark.tensorflow),
+    ],
+)
+def test_estimator_trains_and_its_model_scores_on_sparse_vectors(
+    frame: DataFrame, kind: str
+) -> None:
+    given: dict[str, Any] = {"features_col": "words", "label_col": "y", "sparse": ["words"]}
+    given |= {"validation_indicator_col": "held", "batch_size": 7, "epochs": 3, "num_workers": 2}
+    if kind == "torch":
+        fitted: Any = TorchEstimator(torch_model, loss="MSELoss", **given).fit(frame)
+        (weights,) = weights_of(fitted.getModel())
+    else:
+        fitted = KerasEstimator(keras_model, loss="mse", **given).fit(frame)
+        (weights,) = fitted.getModel().get_weights()
+    losses = fitted.history["loss"]
+    assert losses[-1] < losses[0]
+    assert "val_loss" in fitted.history
+    for model_per in ("slot", "executor"):
+        scored = fitted.setModelPer(model_per).transform(frame).collect()
+        assert len(scored) == ROWS
+        for row in scored:
+            wanted = vector(row.id).toArray() @ np.asarray(weights).reshape(WIDTH)
+            assert float(np.ravel(row.prediction)[0]) == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize("model_per", ["slot", "executor"])
+def test_function_is_given_sparse_vectors(frame: DataFrame, model_per: str) -> None:
+    def kinds() -> Any:
+        return lambda columns: {
+            "kind": [f"{type(columns['words']).__name__} {columns['words'].shape[1]}"]
+            * len(columns["id"]),
+            "total": columns["words"].sum(axis=1),
+        }
+
+    schema = "kind string, total double"
+    given: dict[str, Any] = {"sparse": ["words"], "model_per": model_per, "batch_size": 7}
+    found = predict(frame, kinds, ["id", "words"], schema, **given).collect()
+    assert {(row.kind, row.total) for row in found} == {(f"csr_array {WIDTH}", 3.0)}
+    assert len(found) == ROWS
+
+
+def test_columns_that_cannot_stay_sparse_are_refused(frame: DataFrame) -> None:
+    for sparse, reason in (
+        (["y"], "sparse= names 'y', of type double: must name columns of Spark ML vectors"),
+        (["id"], "sparse= names 'id': must name columns of the inputs, which are words, y"),
+        ("words", "sparse='words': must be a list"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            predict(frame, torch_model, ["words", "y"], "z double", sparse=sparse)
+    with pytest.raises(ConfigError, match="sparse= names 'id'"):
+        TorchEstimator(
+            torch_model, loss="MSELoss", features_col="words", sparse=["id"]
+        ).setLabelCol("y").fit(frame)
