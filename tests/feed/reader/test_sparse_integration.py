@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import sparkdl
 from sparkdl.node.context import NodeContext
 
-WIDTH, ROWS, BATCH, VALUES, APART = 84_224, 800, 16, 100, 841
+WIDTH, ROWS, BATCH, VALUES, APART = 84_224, 800, 32, 100, 841
 DENSE = BATCH * WIDTH * 8  # bytes of a batch; all rows would take 540 MB
 
 
@@ -65,4 +65,5 @@ def test_wide_vectors_of_spark_reach_two_nodes_within_the_memory_of_a_few_batche
         kinds, rows, peaks = zip(*(result[epoch] for result in results), strict=True)
         assert set().union(*kinds) == {f"{kind} float64 {WIDTH}"}
         assert sum(rows) == ROWS
-        assert max(peaks) < (3 * DENSE if kind == "ndarray" else DENSE), peaks
+        # Besides the batches, what a process takes at its first ones.
+        assert max(peaks) < (3 * DENSE if kind == "ndarray" else 0) + (8 << 20), peaks
