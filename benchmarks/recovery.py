@@ -24,6 +24,8 @@ WAYS = {
     "sparkdl, tensorflow: executor": {"way": "sparkdl", "victim": "executor"},
     TFOS: {"way": "tfos", "kills": 1},  # its only end is a long timeout
 }
+HOLDS = {f"ctx.checkpoint{end}": {"way": "hold", "beside": bool(end)} for end in ("", "_async")}
+HELD = "seconds that a checkpoint holds up a step, median (min-max)"
 
 
 def floor_of(one: Contestant) -> str:
@@ -37,12 +39,12 @@ def main() -> None:
     add("--kills", type=int, default=5, help="kills in each session, after one to warm up")
     add("--after-s", type=float, default=12.0, help="seconds of training before each kill")
     parsed = parser.parse_args()
-    asked = runner.wanted(parsed, "recovering.py", WAYS)
+    asked, holds = (runner.wanted(parsed, "recovering.py", ways) for ways in (WAYS, HOLDS))
     floors = {floor_of(one) for one in asked}
-    parsed.only = re.compile("|".join({*(re.escape(one.name) for one in asked), *floors}))
+    parsed.only = re.compile("|".join({*(re.escape(one.name) for one in asked), *floors}) or "(?!)")
     contestants = runner.wanted(parsed, "recovering.py", WAYS)
     given = {"kills": 1 + parsed.kills, "after_s": parsed.after_s}
-    results = runner.in_turn(parsed, contestants, lambda *_: given, ("recovery", "back_s"))
+    results = runner.in_turn(parsed, contestants + holds, lambda *_: given, ("recovery", "back_s"))
     rows, said = {}, Counter[tuple[str, str]]()
     for one in contestants:
         counted = slice(0 if one.name == TFOS else 1, None)  # the first kill warms up
@@ -57,7 +59,8 @@ def main() -> None:
             "beyond the floor": f"{back.median - floor.median:+.2f}" if back and floor else None,
             "all have stepped": figure(one.name, key="step_s"),
         }
-    runner.report(parsed, {"seconds since the kill, median (min-max)": rows}, results)
+    held = {o.name: {"1 GB": runner.figure(results, o.name, "hold", "held_s")} for o in holds}
+    runner.report(parsed, {"seconds since the kill, median (min-max)": rows, HELD: held}, results)
     for (name, text), count in said.items():
         print(f"{name} reported, {count} times: {text}")
 

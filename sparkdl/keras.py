@@ -26,7 +26,8 @@ def Checkpoint(  # noqa: N802 (what Keras calls a callback)
     With data of `ctx.dataset` an interrupted epoch continues with the rows that the model has
     not seen; its batches may be mapped, but must not be batched again before `fit`.
     Works in Keras 3 with TensorFlow, PyTorch or JAX; under a strategy of several workers the first
-    node writes, and without one each node writes its own model.
+    node writes, and without one each node writes its own model. A step only copies both in memory,
+    as `ctx.checkpoint_async` says; the end of `fit` waits for the last write, and raises its error.
 
     Args:
         every_steps: how many batches to train on between two checkpoints. It cannot be used if

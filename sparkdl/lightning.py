@@ -130,8 +130,8 @@ class FeedDataModule(DualBase):
         num_workers: processes of each loader.
         ctx: of this node, by default the one whose process this is.
         collate_fn: turns a batch into the module's input, as in `DataLoader`.
-        options: `feed`, `even`, `tail`, `shuffle`, `seed` to train with; `pad` and `tail="pad"` for
-            all feeds; see `NodeContext.batches`.
+        options: `feed`, `even`, `tail`, `shuffle`, `seed` to train with; `pad`, `sparse` and
+            `tail="pad"` for all feeds; see `NodeContext.batches`.
 
     Raises:
         ConfigError: outside of a node.
@@ -162,7 +162,8 @@ class FeedDataModule(DualBase):
         self.batch_size, self._options = batch_size, {"feed": DEFAULT_FEED, **options}
         if validation is not None:  # Lightning takes a missing method for a missing loader
             padded = {"tail": "pad"} if options.get("tail") == "pad" else {}
-            own = {"feed": validation, "pad": options.get("pad"), **padded}
+            alike = {"pad": options.get("pad"), "sparse": options.get("sparse", ())}
+            own = {"feed": validation, **alike, **padded}
             self.val_dataloader = lambda: _NoSanityCheck(self._loader(own), self)
 
     def train_dataloader(self) -> Any:

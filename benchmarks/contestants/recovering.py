@@ -232,6 +232,25 @@ def replacement(spark: SparkSession, args: argparse.Namespace) -> dict[str, Any]
     return {"back_s": time.time() - at_s}
 
 
+def hold(args: argparse.Namespace, ctx: Any) -> list[float]:
+    """On a node: save 1 GB, from the first node; return the seconds of the training's thread."""
+    import torch
+
+    state, seconds = torch.rand(250_000_000 * ctx.is_chief), []
+    copy = state.clone()  # once: memory that is new takes longer than the copy
+    for number in range(args.kills):
+        start = time.perf_counter()
+        with (ctx.checkpoint_async if args.beside else ctx.checkpoint)(number) as made:
+            if args.beside:
+                copy.copy_(state)
+                made.until(lambda file=made.folder / f"{ctx.rank}": torch.save(copy, file))
+            else:
+                torch.save(state, made / f"{ctx.rank}")
+        seconds.append(time.perf_counter() - start)
+        ctx._checkpoints.await_in_flight()
+    return seconds
+
+
 def bare_import(framework: str) -> float:
     """A floor: the time in which both of two processes import the framework."""
     start = time.time()
@@ -252,6 +271,14 @@ def main() -> None:
         bare_import(args.framework)  # into the page cache
         for _ in range(args.kills):
             write(lines, "recovery", back_s=bare_import(args.framework))
+        return
+    if args.way == "hold":
+        import sparkdl
+
+        where = {"executor": "local", "checkpoint_dir": "saved"}
+        with sparkdl.launch(None, hold, args, NODES, **where) as it:
+            for seconds in it.results()[0][1:]:  # the first warms up
+                write(lines, "hold", held_s=seconds)
         return
     slots = 1 if args.way == "tfos" else 2  # it supports no other
     retries = {"spark.deploy.maxExecutorRetries": "-1"}

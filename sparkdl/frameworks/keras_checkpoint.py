@@ -1,10 +1,12 @@
 """A callback that makes checkpoints while `fit` trains, and resumes from the last one.
 
-Keras 3, with each of its backends, writes model and optimizer itself: `save_weights`.
+Keras 3, with each of its backends, writes model and optimizer itself, by `save_weights`: into
+memory, from where a thread writes the file while the training continues.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 from collections.abc import Callable
@@ -39,9 +41,7 @@ def callback_for(
     also: Callable[[Path], None] | None = None,
 ) -> Any:
     """Return the callback; `also` writes more files into the folder, on rank 0."""
-    for name, every in (("every_steps", every_steps), ("every_epochs", every_epochs)):
-        if every is not None and (type(every) is not int or every < 1):
-            raise ConfigError(f"{name}={every!r} must be a whole number, 1 or more")
+    _check_every(every_steps=every_steps, every_epochs=every_epochs)
     if every_steps is None and every_epochs is None:
         every_epochs = 1
     if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
@@ -70,8 +70,17 @@ def callback_for(
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             saver.epoch_end(self.model, epoch)
 
+        def on_train_end(self, logs: Any = None) -> None:
+            ctx._checkpoints.await_in_flight()
+
     setattr(Checkpoint, FEEDS, lambda self, feeds: saver.train_on(feeds))
     return Checkpoint()
+
+
+def _check_every(**given: int | None) -> None:
+    for name, every in given.items():
+        if every is not None and (type(every) is not int or every < 1):
+            raise ConfigError(f"{name}={every!r} must be a whole number, 1 or more")
 
 
 class _Saver:
@@ -165,15 +174,35 @@ class _Saver:
         self._given, self._in_epoch = {**self._ctx.batches_given(), **self._counts()}, 0
 
     def _save(self, model: Any, progress: Progress) -> None:
-        with self._ctx.checkpoint(progress.step, self._counts()) as folder:
+        with self._ctx.checkpoint_async(progress.step, self._counts()) as saving:
             if self._ctx.rank == 0:
-                (folder / _PROGRESS).write_bytes(msgspec.json.encode(progress))
+                (saving.folder / _PROGRESS).write_bytes(msgspec.json.encode(progress))
                 if self._also is not None:
-                    self._also(folder)
+                    self._also(saving.folder)
             # Reading some variables needs all workers, so the others save too, to a scratch folder.
             with scratch_folder() as private:
-                model.save_weights(_file(folder, model, self._ctx, private))
+                path = _file(saving.folder, model, self._ctx, private)
+                copy = _Copy(path)
+                model.save_weights(copy)
+            if path.parent == saving.folder:
+                saving.until(copy.write_out)
         self._saved = progress.step
+
+
+class _Copy(io.BytesIO):
+    """A model's file in memory, with its name, at which an old Keras 3 writes it at once."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def write_out(self) -> None:
+        with self.getbuffer() as content:
+            if content.nbytes:
+                self._path.write_bytes(content)
 
 
 def _read_progress(folder: Path) -> Progress:

@@ -206,6 +206,7 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "output"),
     ("metrics", None, as_it_is, "Names, or metrics of Keras; of PyTorch by name, or a list: "
      "'accuracy', functions of output and label, metrics of torchmetrics"),
+    ("sparse", [], TypeConverters.toListString, "Columns of features, vectors, that stay sparse"),
     ("shuffle", True, _bool, "Whether rows come in random order"),
     ("mode", "nodes", _one_of("nodes", "jobs"), "How to train: on a cluster of nodes, or as Spark "
      f"jobs without nodes, see {docs_page('spark-ml')}"),
@@ -224,7 +225,7 @@ TRAINING = (
 """Training parameters that TensorFlowOnSpark does not have."""
 SCORING = ("output_mapping", "output_types", "keep", "handle_invalid", "model_per")
 """Parameters of `transform` that all models have."""
-COLUMNS = ("features_col", "prediction_col", "probability_col", "raw_prediction_col")
+COLUMNS = ("features_col", "prediction_col", "probability_col", "raw_prediction_col", "sparse")
 """Spark ML's usual columns."""
 
 

@@ -65,15 +65,16 @@ class PendingCheckpoint:
         """Complete the checkpoint only when these files are written; call it inside the block.
 
         Args:
-            written: a future, or what `torch.distributed.checkpoint.async_save` returns; or a
-                function without arguments that writes the files, or waits until they are written.
-                It runs in a thread of sparkdl's after the block, while the training continues.
+            written: a future, what `torch.distributed.checkpoint.async_save` or Orbax returns, or
+                Orbax's `AsyncCheckpointer`; or a function without arguments that writes the files,
+                or waits until they are written. It runs in a thread of sparkdl's after the block,
+                while the training continues.
 
         Raises:
             ConfigError: if `written` is neither, or the block has ended.
         """
         written = getattr(written, "upload_completion", written)
-        finish = getattr(written, "result", written)
+        finish = getattr(written, "result", getattr(written, "wait_until_finished", written))
         if not callable(finish):
             raise ConfigError(
                 f"until({written!r}): must be a future or a function without arguments that waits "
@@ -210,7 +211,7 @@ class Checkpoints:
         self._last_step, self._is_open = step, True
         try:
             with self._reported(name, None):
-                self._await_in_flight()
+                self.await_in_flight()
                 if late := self._late():
                     raise CheckpointError(late)
                 self._link.send(used)
@@ -257,7 +258,7 @@ class Checkpoints:
             self._link.send(Checkpointed(name.step, problem))
             raise
 
-    def _await_in_flight(self) -> None:
+    def await_in_flight(self) -> None:
         """Wait for the checkpoint in flight, and raise its error."""
         if self._in_flight is None:
             return
@@ -285,7 +286,7 @@ class Checkpoints:
         Raises:
             CheckpointError: if the one in flight fails.
         """
-        self._await_in_flight()
+        self.await_in_flight()
         if late := self._late():
             _log.error("%s", late)
 

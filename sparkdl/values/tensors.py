@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.values.columns import Columns, is_text, is_within, objects_in
+from sparkdl.values.columns import Columns, is_csr, is_text, is_within, objects_in
 from sparkdl.values.ndarrays import Array
 
 LENGTH, MASK = ".length", ".mask"
@@ -19,8 +19,12 @@ Padding = Mapping[str, int | None]
 def as_numbers(name: str, column: Array) -> Array:
     """Return dates as int64 days since 1970, other times as int64 microseconds, the rest as it is.
 
-    Timestamps count from 1970 in UTC, times of day from midnight. NaT is refused.
+    Timestamps count from 1970 in UTC, times of day from midnight. NaT is refused, and sparse rows.
     """
+    if is_csr(column):
+        raise FeedTypeError(
+            f"column {name!r} is sparse, and must be an array here: leave it out of sparse="
+        )
     if column.dtype.kind not in "mM":
         return column
     if np.isnat(column).any():

@@ -14,11 +14,13 @@ import pytest
 
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.frameworks.keras_checkpoint import _Saver
+from sparkdl.node.checkpoints import PendingCheckpoint
 
 
 class Model:
-    def save_weights(self, path: str) -> None:
-        Path(path).write_text("weights")
+    def save_weights(self, file: Any) -> None:
+        assert str(file).endswith(".weights.h5")
+        file.write(b"weights")
 
 
 @dataclass
@@ -36,13 +38,16 @@ class Node:
         return dict(self.given)
 
     @contextmanager
-    def checkpoint(
+    def checkpoint_async(
         self, step: int, batches: int | Mapping[str, int] | None = None
-    ) -> Iterator[Path]:
+    ) -> Iterator[PendingCheckpoint]:
         folder = self.folder / str(step)
         folder.mkdir()
-        yield folder
-        assert (folder / "model.weights.h5").exists()
+        yield (saving := PendingCheckpoint(folder))
+        assert not (folder / "model.weights.h5").exists()
+        for write in saving._waits:
+            write()
+        assert (folder / "model.weights.h5").read_text() == "weights"
         self.made.append((step, batches, json.loads((folder / "training.json").read_text())))
 
 

@@ -39,6 +39,8 @@ def fed(args: None, ctx: NodeContext) -> dict[str, Any]:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.steps += 1
             if self.steps == BATCHES + 3 and not ctx.generation:
+                ctx._checkpoints.await_in_flight()
+                ctx.barrier()  # the first node knows that all have written
                 raise RuntimeError("interrupted")
 
     several = tf.distribute.MultiWorkerMirroredStrategy if ctx.num_workers > 1 else None

@@ -8,7 +8,7 @@ a validation; `test_trainer_is_fed…` and the like kill nodes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.timeout(300)
 
 NODES, BATCH, BATCHES, EPOCHS, VALIDATION = 2, 4, 5, 2, 6
 ROW = {"x": [0.3, 1.0], "y": 1.0}
+Batches = int | Mapping[str, int] | None
 Used = list[tuple[int, dict[str, int]]]
 """The step of each checkpoint, and the batches of each feed that it covers."""
 
@@ -50,14 +51,18 @@ class Numbered:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ctx, name)
 
+    def checkpoint(self, step: int, batches: Batches = None) -> AbstractContextManager[Path]:
+        return self._noted(self._ctx.checkpoint, step, batches)
+
+    def checkpoint_async(self, step: int, batches: Batches = None) -> AbstractContextManager[Any]:
+        return self._noted(self._ctx.checkpoint_async, step, batches)
+
     @contextmanager
-    def checkpoint(
-        self, step: int, batches: int | Mapping[str, int] | None = None
-    ) -> Iterator[Path]:
-        with self._ctx.checkpoint(self._first + step, batches) as folder:
-            (folder / f"used-{self._ctx.rank}").touch()
+    def _noted(self, begin: Any, step: int, batches: Batches) -> Iterator[Any]:
+        with begin(self._first + step, batches) as made:
+            (getattr(made, "folder", made) / f"used-{self._ctx.rank}").touch()
             used = batches_used(self._ctx, batches)
-            yield folder
+            yield made
         new = {feed: n for feed, n in used.items() if feed not in self._before}
         self.made.append((step, new))
 

@@ -187,7 +187,7 @@ def test_second_waits_for_the_checkpoint_in_flight_and_each_covers_its_own_rows(
 ) -> None:
     it, written = contexts(), Future[None]()
     write_async(it.nodes[0], 1)
-    write_async(it.nodes[1], 1, written)
+    write_async(it.nodes[1], 1, SimpleNamespace(wait_until_finished=written.result))  # Orbax's
     with ThreadPoolExecutor(2) as nodes:
         both = [nodes.submit(write_async, ctx, 2) for ctx in it.nodes]
         assert not wait(both, 0.2).done

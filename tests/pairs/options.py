@@ -50,7 +50,7 @@ LAUNCH: Values = {
 }
 """`nodes` train; with `max_restarts` one of them is killed."""
 FEED: Values = {
-    "data.reads": ("batches", "own files"), "data.columns": ("numbers", "many"),
+    "data.reads": ("batches", "own files"), "data.columns": ("numbers", "many", "vectors"),
     "data.source": ("rows", "iterator", "table", "tables", "pandas", "parquet", "named parquet"),
     "data.call": ("feed", "feed_async"),
     "feed.epochs": (2, 1, 3), "feed.timeout_s": (None, 60.0), "feed.role": (None, "worker"),
@@ -59,7 +59,7 @@ FEED: Values = {
     "batches.even": (None, True, False), "batches.tail": ("short", "pad", "drop"),
     "batches.shuffle": (False, True, 5), "batches.seed": (0, 7), "batches.steps": (None, 3),
     "batches.pad": (None, {"tokens": None}, {"tokens": 6}),
-    "checkpoint.batches": (None, "counted"),
+    "batches.sparse": ((), ["words"]), "checkpoint.batches": (None, "counted"),
 }
 _XY: Values = {"batches.x": (None, ["id", "x"]), "batches.y": (None, "y")}
 SETS: Mapping[str, Values] = {
@@ -88,7 +88,7 @@ PREDICT: Values = {
     "predict.model_per": ("auto", "slot"), "predict.error_col": (None, "why"),
 }
 _FIT: Values = {
-    "fit.num_workers": (1, 2), "fit.epochs": (6, 4), "fit.seed": (None, 7),
+    "fit.sparse": ([],), "fit.num_workers": (1, 2), "fit.epochs": (6, 4), "fit.seed": (None, 7),
     "fit.batch_size": (8, 100, 3), "fit.features_col": ("x", ["a", "b"]),
     "fit.label_col": ("y", ["y"]), "fit.weight_col": (None, "w"), "fit.shuffle": (True, False),
     "fit.validation_indicator_col": (None, "held"), "fit.max_restarts": (0, 1),
@@ -122,12 +122,13 @@ EXCLUDED = {
     "tensorboard": "it takes seconds to import; its own tests start it",
     "options": "of data sets: those of ctx.batches",
     "mesh data_axis sharding": "of worlds of PyTorch and JAX: tests/frameworks",
-    "sparse": "of vectors: tests/feed/reader/test_batches.py tries it with shuffle, tail and even",
+    "sparse": "of predict: tests/ml/estimators/test_sparse_integration.py",
     "callbacks": "with max_restarts one kills a node",
     "probability_col raw_prediction_col": "of classifiers",
     "input_mapping output_mapping input_shapes loss_weights custom_objects": "of several inputs",
 }
 """Options that no case varies, and why."""
+_VECTORS = ("rows", "table", "tables", "parquet")
 _FILES = ("parquet", "named parquet", "scan")
 _OF_FEED = ("data.call", "feed.timeout_s", "feed.role", "feed.reader", "feed.shuffle")
 _OF_NODES = tuple(f"fit.{name}" for name in fit._NODES_ONLY)
@@ -141,7 +142,11 @@ _RULES: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("data.source launch.max_restarts", lambda source, many: source == "iterator" and many),
     ("data.source feed.reader", lambda of, by: by == "spark" and of in _FILES[:2]),
     ("data.source feed.reader", lambda of, by: by == "nodes" and of not in _FILES),
-    ("data.columns batches.pad", lambda columns, pad: pad and columns == "numbers"),
+    ("data.columns batches.pad", lambda columns, pad: pad and columns != "many"),
+    ("data.columns batches.sparse", lambda columns, names: names and columns != "vectors"),
+    ("data.columns data.source", lambda columns, of: columns == "vectors" and of not in _VECTORS),
+    ("batches.sparse batches.columns", lambda sparse, columns: sparse and columns),
+    ("batches.sparse batches.x", lambda sparse, x: sparse and x),
     ("launch.checkpoint_dir checkpoint.batches", lambda folder, count: count and not folder),
     ("Roles.chief launch.nodes feed.role", lambda chief, nodes, to: chief and nodes == 1 and to),
     ("batches.x batches.y", lambda x, y: y and not x),

@@ -26,15 +26,18 @@ Chosen = dict[str, Any]
 """A case: an option's value by its name."""
 
 
-def row(number: int, has_many: bool = True) -> dict[str, Any]:
-    """Return a row, all of whose columns follow from its number."""
+def row(number: int, has: str = "") -> dict[str, Any]:
+    """Return a row, all of whose columns follow from its number: those a case has, or all."""
     numbers = {"id": number, "x": number % 8 / 8, "y": number % 8 / 4 + 1}
     more = {
         "name": f"n{number}",
         "even": number % 2 == 0,
         "tokens": [number + 1] * (1 + number % 3),
     }
-    return numbers | more if has_many else numbers
+    words = {"words": [float(number), *[0.0] * 7, 1.0]}
+    return (
+        numbers | (more if has in ("many", "") else {}) | (words if has in ("vectors", "") else {})
+    )
 
 
 def train(plan: dict[str, Any], ctx: NodeContext) -> Model | None:
@@ -91,10 +94,20 @@ def _epochs(case: Chosen, feed: Any, ctx: NodeContext, done: int) -> Iterator[An
 def _columns(element: Any, case: Chosen) -> dict[str, Any]:
     """Return what a data set gives as columns: dicts, or `x`, `y` and weights."""
     parts = list(element) if isinstance(element, (list, tuple)) else [element]
-    found = {name: np.asarray(column) for name, column in parts.pop(0).items()}
+    found = {name: _array(column) for name, column in parts.pop(0).items()}
     if case.get("batches.y"):
         found["y"] = np.asarray(parts.pop(0))
     return found | ({"sample_weight": np.asarray(parts[0])} if parts else {})
+
+
+def _array(column: Any) -> Any:
+    """Return a tensor or a `csr_array` as an array."""
+    if type(column).__name__ == "SparseTensor":
+        import tensorflow as tf
+
+        column = tf.sparse.to_dense(column)
+    ways = (getattr(column, name, None) for name in ("toarray", "to_dense", "todense"))
+    return np.asarray(next((way() for way in ways if way), column))
 
 
 def _fit(model: Model, case: int, batch: dict[str, Any]) -> None:

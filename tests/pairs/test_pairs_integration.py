@@ -14,12 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.ml.linalg import Vectors
 from pyspark.sql import SparkSession
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.jobs import fit
 from sparkdl.node.checkpoint_store import open_store
+from tests.doubles.feeds import vectors
 from tests.doubles.map_funs import wait_for_end
 from tests.doubles.nodes import launch
 from tests.ml.torch_fits import weights_of
@@ -73,8 +75,11 @@ def shown(chosen: Chosen, values: Values) -> str:
 
 
 def data_of(chosen: Chosen, folder: Path, spark: Any) -> Any:
-    rows = [row(number, chosen["data.columns"] == "many") for number in range(ROWS)]
+    rows = [row(number, chosen["data.columns"]) for number in range(ROWS)]
     table, source = pa.Table.from_pylist(rows), chosen["data.source"]
+    if chosen["data.columns"] == "vectors":
+        rows = [{**each, "words": Vectors.dense(each["words"])} for each in rows]
+        table = table.set_column(table.num_columns - 1, "words", vectors(0, ROWS, 9)["x"])
     folder.mkdir(parents=True)
     for part in range(2):
         pq.write_table(table[12 * part : 12 * part + 12], folder / f"{part}.parquet", 5)

@@ -58,6 +58,7 @@ class Task:
     """The training task that each node receives, for every framework.
 
     Attributes:
+        sparse: the columns of features that stay sparse.
         model_dir: a shared folder for the model's file; without it the driver fetches the file.
         saves: after each epoch, to continue there after a failure.
         callbacks: the user's, or a function that makes them.
@@ -70,6 +71,7 @@ class Task:
     validates: bool = False
     shuffle: bool = False
     seed: int | None = None
+    sparse: Sequence[str] = ()
     model_dir: str | None = None
     saves: bool = False
     callbacks: Callbacks = ()

@@ -116,7 +116,7 @@ class KerasEstimator(
     def _fitted(self, dataset: DataFrame) -> KerasModel:
         check_mode(self)
         task = self._task()
-        check_schema(task.columns, dataset.schema)  # before anything that takes time
+        check_schema(task.columns, dataset.schema, task.sparse)  # before anything that takes time
         if (known := self._signature) is not None:
             by_column = inputs_by_column(task.columns.features, known.inputs)
             check_fits(by_column, dataset.schema)

@@ -195,6 +195,7 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
         feed,
         shuffle=task.shuffle and feed == DEFAULT_FEED,
         seed=task.seed or 0,
+        sparse=task.sparse,
     )
     batches = tf_dataset(replace(rows, convert=Fitting.of(task, model)), None, None, ahead=2)
 

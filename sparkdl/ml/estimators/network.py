@@ -118,6 +118,7 @@ class NetworkEstimator(
             "validates": self.getValidationIndicatorCol() is not None,
             "shuffle": self.getShuffle(),
             "seed": self.getSeed(),
+            "sparse": self.getSparse(),
             "model_dir": self.getModelDir(),
             "saves": self.getCheckpointDir() is not None,
             "callbacks": self._callbacks,

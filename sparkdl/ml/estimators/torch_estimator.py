@@ -62,7 +62,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
     def _fitted(self, dataset: DataFrame) -> TorchModel:
         self._check_made()
         task = self._task()
-        check_schema(task.columns, dataset.schema)
+        check_schema(task.columns, dataset.schema, task.sparse)
         check_fits(self._inputs(task), dataset.schema)
         return self._fitted_by(task, dataset)
 
@@ -101,6 +101,8 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
                 f"input_shapes names {', '.join(map(repr, unknown))}: must name columns of the "
                 f"features, which are {', '.join(task.columns.features)}"
             )
+        if both := [name for name in task.sparse if name in task.shapes]:
+            raise ConfigError(f"input_shapes and sparse= name {both[0]!r}: leave it out of one")
         features = dict.fromkeys(task.columns.features.values())
         signature = Signature(tuple(Tensor(name, NUMBER, None) for name in features), ())
         # Without PyTorch on the driver, the nodes check it.

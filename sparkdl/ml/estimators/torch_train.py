@@ -158,6 +158,7 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
         collate_fn=arrange,
         shuffle=task.shuffle,
         seed=task.seed or 0,
+        sparse=task.sparse,
         tail="pad" if arrange.counts else "short",
     )
     # It would tell of devices, and give advice that a feed cannot follow.
@@ -313,14 +314,14 @@ class Arrange:
         rows = None
         if self.counts:
             rows = int(batch[SAMPLE_WEIGHT].sum())
-            batch = {n: values[: max(rows, 1)] for n, values in batch.items()}
+            batch = {n: _first(values, max(rows, 1)) for n, values in batch.items()}
         # Floats come as the model's parameters are; so do several columns that make one input.
         tensors = {tensor.name: tensor for tensor in self._inputs.values()}
         x = {
             name: _input({each: batch[each] for each in columns}, tensors[name], self._dtype)
             for name, columns in by_tensor(self._inputs).items()
         }
-        self.sample = self.sample or {name: each[:_SAMPLE_ROWS] for name, each in x.items()}
+        self.sample = self.sample or {name: _first(each, _SAMPLE_ROWS) for name, each in x.items()}
         weight = None
         if self.columns.weight is not None:
             weight = batch[self.columns.weight]
@@ -331,6 +332,16 @@ class Arrange:
         features = x if len(x) > 1 else next(iter(x.values()))
         label = floats_as(self._dtype, labels_of(batch, self.columns))
         return (features, label) if weight is None else (features, label, weight)
+
+
+def _first(values: Any, rows: int) -> Any:
+    import torch
+
+    if getattr(values, "layout", None) != torch.sparse_csr:
+        return values[:rows]
+    ends = values.crow_indices()[: rows + 1]
+    parts = (ends, *(each[: ends[-1]] for each in (values.col_indices(), values.values())))
+    return torch.sparse_csr_tensor(*parts, (len(ends) - 1, values.shape[1]))
 
 
 def _input(columns: Mapping[str, Any], tensor: Tensor, dtype: Any) -> torch.Tensor | list[str]:

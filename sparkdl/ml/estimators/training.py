@@ -32,7 +32,7 @@ from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
 from sparkdl.ml.estimators.columns import VALIDATION, Columns, by_tensor, outputs_by_column
-from sparkdl.ml.scoring.inputs import check_parts, input_columns
+from sparkdl.ml.scoring.inputs import check_parts, check_sparse, input_columns
 from sparkdl.ml.scoring.source import Signature, Tensor
 from sparkdl.ml.summary import History, TrainingSummary
 from sparkdl.storage.systems import locate, open_storage
@@ -203,8 +203,9 @@ def check_columns(known: Sequence[str], names: Sequence[str]) -> None:
 # feeding, see `without_nulls`, and nodes check the lengths of arrays.
 
 
-def check_schema(columns: Columns, schema: StructType) -> None:
+def check_schema(columns: Columns, schema: StructType, sparse: Sequence[str] = ()) -> None:
     check_columns(schema.names, columns.names)
+    check_sparse(sparse, columns.features, schema)
     for name in columns.features:
         if spark_family(schema[name].dataType) == "other":
             raise _wrong_type(

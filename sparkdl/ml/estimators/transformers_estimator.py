@@ -33,7 +33,7 @@ from sparkdl.ml.scoring.source import local_path
 from sparkdl.ml.scoring.text import TokenLoss
 
 _MAX_CLASSES = 10_000
-_UNUSED = ("features_col", "input_mapping", "input_shapes")
+_UNUSED = ("features_col", "input_mapping", "input_shapes", "sparse")
 _LOSSES = {"classification": "CrossEntropyLoss", "regression": "MSELoss", "language": TokenLoss()}
 
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _NODES_ONLY = (
     *("num_gpus", "max_restarts", "recovery", "feeding", "observe", "startup", "checkpoint_dir"),
+    "sparse",
 )
 
 

@@ -43,7 +43,7 @@ from sparkdl.ml.scoring.share import task_share
 from sparkdl.ml.scoring.source import ModelSource
 from sparkdl.node.gpus import claim_name
 from sparkdl.node.resources import executor_jvm_pid, oom_kills
-from sparkdl.values.columns import convert
+from sparkdl.values.columns import as_csr, convert, is_csr
 from sparkdl.values.ndarrays import Array, nest
 
 LEAVE = "leave"
@@ -130,22 +130,27 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 
 
+_SPARSE = b"sparse"
+"""In the metadata of a column of vectors that stay sparse."""
+
+
 def inputs_batch(values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> pa.RecordBatch:
     """Return a piece as it travels: columns that are no plain arrays of numbers as they came."""
-    columns = []
+    columns, fields = [], []
     for name, array in values.items():
-        if array.dtype.kind in "biuf" and array.dtype.isnative and 0 not in array.shape:
-            columns.append(nest(array))
-        else:
-            columns.append(given[name])
-    return pa.RecordBatch.from_arrays(columns, list(values))
+        is_plain = array.dtype.kind in "biuf" and array.dtype.isnative and 0 not in array.shape
+        columns.append(nest(array) if is_plain and not is_csr(array) else given[name])
+        mark = {_SPARSE: b"1"} if is_csr(array) else None
+        fields.append(pa.field(name, columns[-1].type, metadata=mark))
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 def inputs_of(batch: pa.RecordBatch) -> dict[str, Array]:
-    return {
-        field.name: convert(column, None, f"column {field.name!r}")
-        for field, column in zip(batch.schema, batch.columns, strict=True)
-    }
+    found = {}
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        make = as_csr if _SPARSE in (field.metadata or {}) else convert
+        found[field.name] = make(column, where=f"column {field.name!r}")
+    return found
 
 
 class ScorerClient:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.core.texts import did_you_mean
 from sparkdl.driver.executors.scored import check_distinct
 from sparkdl.ml.scoring.source import ANY, NUMBER, Signature, Tensor, only_one
-from sparkdl.values.columns import convert
+from sparkdl.values.columns import as_csr, convert, is_csr
 from sparkdl.values.ndarrays import Array, is_list, lengths
 from sparkdl.values.types import NUMERIC, TEXT, spark_family
 
@@ -23,10 +24,15 @@ _WHOLE = "iu"
 
 @dataclass(frozen=True)
 class InputColumn:
-    """A column and the model's input that it feeds; numbers of several make an input's rows."""
+    """A column and the model's input that it feeds; numbers of several make an input's rows.
+
+    Attributes:
+        is_sparse: it feeds a `csr_array` of vectors.
+    """
 
     name: str
     tensor: Tensor
+    is_sparse: bool = False
 
 
 def as_mapping(columns: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
@@ -36,8 +42,27 @@ def as_mapping(columns: str | Sequence[str] | Mapping[str, str]) -> dict[str, st
     return dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
 
 
+def check_sparse(names: Sequence[str], inputs: Collection[str], schema: t.StructType) -> None:
+    """Check that columns can feed sparse vectors; `inputs` are the columns that feed any."""
+    if not isinstance(names, list | tuple):
+        raise ConfigError(f"sparse={names!r}: must be a list of the names of columns of vectors")
+    for name in names:
+        if name not in inputs:
+            raise ConfigError(
+                f"sparse= names {name!r}: must name columns of the inputs, which are "
+                f"{', '.join(inputs)}"
+            )
+        if (kind := schema[name].dataType.simpleString()) != "vector":
+            raise ConfigError(
+                f"sparse= names {name!r}, of type {kind}: must name columns of Spark ML vectors"
+            )
+
+
 def input_columns(
-    mapping: Mapping[str, str], signature: Signature, schema: t.StructType
+    mapping: Mapping[str, str],
+    signature: Signature,
+    schema: t.StructType,
+    sparse: Sequence[str] = (),
 ) -> tuple[InputColumn, ...]:
     """Return the columns that feed each input.
 
@@ -73,7 +98,8 @@ def input_columns(
             _check(column, schema[column].dataType, tensor)
         if len(columns) > 1:
             check_parts({name: schema[name].dataType for name in columns}, tensor)
-        found += [InputColumn(column, tensor) for column in columns]
+        found += [InputColumn(column, tensor, column in sparse) for column in columns]
+    check_sparse(sparse, [column.name for column in found], schema)
     return tuple(found)
 
 
@@ -132,7 +158,8 @@ def input_values(inputs: Sequence[InputColumn], columns: Sequence[pa.Array]) -> 
     """Return columns without nulls as the model's inputs, by their names."""
     found: dict[str, dict[str, Array]] = {}
     for wanted, column in zip(inputs, columns, strict=True):
-        values = convert(column, None, f"column {wanted.name!r}")
+        make = as_csr if wanted.is_sparse else convert
+        values = make(column, where=f"column {wanted.name!r}")
         found.setdefault(wanted.tensor.name, {})[wanted.name] = values
     tensors = {wanted.tensor.name: wanted.tensor for wanted in inputs}
     return {name: model_input(parts, tensors[name]) for name, parts in found.items()}
@@ -157,6 +184,10 @@ def model_input(columns: Mapping[str, Array], tensor: Tensor) -> Array:
 def _cast(values: Array, tensor: Tensor, where: str) -> Array:
     if tensor.dtype == ANY:
         return values
+    if is_csr(values) and tensor.dtype != TEXT:
+        csr: Any = values
+        data = _cast(csr.data, tensor, where)
+        return cast(Array, type(csr)((data, csr.indices, csr.indptr), shape=csr.shape))
     is_text = values.dtype == object and _is_text(values)
     if values.dtype == object and not is_text:
         raise FeedTypeError(
@@ -221,7 +252,7 @@ def _shaped(values: Array, tensor: Tensor, column: str) -> Array:
     if own == wanted:
         return values
     # Vectors of Spark ML and stored images are flat.
-    if None not in wanted and prod(own) == prod(n or 0 for n in wanted):
+    if not (None in wanted or is_csr(values)) and prod(own) == prod(n or 0 for n in wanted):
         return values.reshape(len(values), *(n or 0 for n in wanted))
     is_alike = len(own) == len(wanted) and all(
         n in (None, size) for n, size in zip(wanted, own, strict=True)

@@ -46,7 +46,8 @@ class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         source, signature, args, (results, columns) = self._parts()
-        inputs = input_columns(args.input_mapping, signature, dataset.schema)
+        sparse = self.getSparse() if self.hasParam("sparse") else ()
+        inputs = input_columns(args.input_mapping, signature, dataset.schema, sparse)
         model, file = self.uid, self._file
         if file is not None and source.path == str(file.path):
             found = file.source_for_tasks(dataset.sparkSession)

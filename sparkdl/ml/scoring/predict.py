@@ -49,6 +49,7 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     handle_invalid: str = "error",
     error_col: str | None = None,
     model_per: str = "auto",
+    sparse: Sequence[str] = (),
 ) -> DataFrame:
     """Return the DataFrame with columns of results; lazy, no job runs.
 
@@ -93,6 +94,8 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
             `executor`: in one process for each GPU of an executor (or one for the executor), which
             gets the rows of all its slots; `auto`: `executor` where an executor has GPUs and tasks
             have no whole ones, else `slot`.
+        sparse: input columns of ML vectors that stay sparse: each is a `scipy.sparse.csr_array`
+            float64 [rows, size]. Needs SciPy on the executors.
 
     Raises:
         ConfigError: if a column is missing or cannot be an array, two would have one name, `schema`
@@ -114,7 +117,7 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     score = Score(
         source_of_content(_pickled(make, results.names), "function"),
         f"the function of {_name(make)}",
-        input_columns({name: name for name in input_cols}, signature, frame.schema),
+        input_columns({name: name for name in input_cols}, signature, frame.schema, sparse),
         columns,
         batch_size,
         handle_invalid,

@@ -75,7 +75,7 @@ class Predictor:
         values: Mapping[str, Array],
         outputs: Sequence[OutputColumn],
     ) -> list[pa.Array]:
-        rows = len(next(iter(values.values())))
+        rows = next(iter(values.values())).shape[0]
         found = self._wanted(result, [output.tensor for output in outputs])
         for name, each in found.items():
             shape = list(each.shape) if hasattr(each, "shape") else [len(each)]

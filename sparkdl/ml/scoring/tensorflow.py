@@ -19,6 +19,7 @@ from sparkdl.ml.scoring.keras_objects import layer_names, loaded, output_names
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
 from sparkdl.ml.scoring.source import ModelSource, Signature, Tensor
+from sparkdl.values.columns import is_csr, places
 from sparkdl.values.ndarrays import Array
 
 _DEFAULT_KEY = "serving_default"
@@ -63,7 +64,10 @@ def keras_predictor(model: Any) -> Predictor:
         )
     names = layer_names(flat)
     struct = flat[0] if len(flat) == 1 else model.input
-    specs = [tf.TensorSpec((None, *t.shape[1:]), t.dtype) for t in flat]
+    specs = [
+        (tf.SparseTensorSpec if t.sparse else tf.TensorSpec)((None, *t.shape[1:]), t.dtype)
+        for t in flat
+    ]
 
     @tf.function(input_signature=specs, autograph=False)  # type: ignore[untyped-decorator]
     def run(*tensors: Any) -> Any:
@@ -78,7 +82,7 @@ def keras_predictor(model: Any) -> Predictor:
     outputs = list(traced) if isinstance(traced, dict) else output_names(model, len(found))
 
     def outputs_of(inputs: Mapping[str, Array]) -> dict[str, Any]:
-        given = concrete(*(tf.convert_to_tensor(inputs[name]) for name in names))
+        given = concrete(*(_given(inputs[n], spec) for n, spec in zip(names, specs, strict=True)))
         values = given.values() if isinstance(given, dict) else tf.nest.flatten(given)
         return dict(zip(outputs, values, strict=True))
 
@@ -90,6 +94,17 @@ def keras_predictor(model: Any) -> Predictor:
         outputs_of,
         _numpy,
     )
+
+
+def _given(values: Any, spec: Any) -> Any:
+    """Return an input as a model takes it, whether it is a `csr_array` or an array."""
+    import tensorflow as tf
+
+    if not isinstance(spec, tf.SparseTensorSpec):
+        return tf.convert_to_tensor(values.toarray() if is_csr(values) else values, spec.dtype)
+    if not is_csr(values):
+        return tf.sparse.from_dense(values)
+    return tf.SparseTensor(places(values), tf.cast(values.data, spec.dtype), values.shape)
 
 
 def _saved_model(source: ModelSource) -> Predictor:

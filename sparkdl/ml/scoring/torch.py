@@ -13,9 +13,11 @@ import cloudpickle
 import numpy as np
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError, InferenceError
+from sparkdl.datasets.torch import torch_from
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.share import Share
 from sparkdl.ml.scoring.source import NUMBER, ModelSource, Signature, Tensor
+from sparkdl.values.columns import is_csr
 from sparkdl.values.ndarrays import Array
 from sparkdl.values.types import TEXT
 
@@ -105,21 +107,29 @@ def load_torch(source: ModelSource, share: Share | None) -> Predictor:
     def run(inputs: Mapping[str, Array]) -> dict[str, Any]:
         with torch.inference_mode():
             # With memory of their own, which the model may change; rows are others'.
-            tensors = {
-                n: x.tolist()
-                if x.dtype == object
-                else like_parameters(torch.tensor(x), dtype, device)
-                for n, x in inputs.items()
-            }
+            tensors = {n: _tensor(n, x, dtype, device) for n, x in inputs.items()}
             return by_name(module(**tensors))
 
     return Predictor(signature, run, _numpy)
+
+
+def _tensor(name: str, values: Any, dtype: Any, device: Any) -> Any:
+    import torch
+
+    if values.dtype == object:  # of texts
+        return values.tolist()
+    tensor = torch_from(name, values) if is_csr(values) else torch.tensor(values)
+    return like_parameters(tensor, dtype, device)
 
 
 def like_parameters(tensor: Any, dtype: Any, device: Any) -> Any:
     """Return a tensor on a device; of floats in the dtype of the model's parameters, if any."""
     import torch
 
+    if tensor.layout == torch.sparse_csr:
+        values = like_parameters(tensor.values(), dtype, device)
+        places = (each.to(device) for each in (tensor.crow_indices(), tensor.col_indices()))
+        return torch.sparse_csr_tensor(*places, values, tensor.shape)
     is_float = dtype is not None and (tensor.is_floating_point() and dtype.is_floating_point)
     if not is_float or tensor.dtype == dtype:
         return tensor.to(device)
