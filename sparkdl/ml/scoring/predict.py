@@ -24,7 +24,9 @@ from sparkdl.driver.executors.scored import (
 )
 from sparkdl.driver.payload import dumps, unpicklable
 from sparkdl.ml.params import TABLE
+from sparkdl.ml.scoring.checkpoint import scored_once
 from sparkdl.ml.scoring.columns import OutputColumn
+from sparkdl.ml.scoring.identity import identity
 from sparkdl.ml.scoring.inputs import input_columns
 from sparkdl.ml.scoring.share import sharing_of
 from sparkdl.ml.scoring.source import ANY, Signature, Tensor, source_of_content
@@ -49,8 +51,10 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     handle_invalid: str = "error",
     error_col: str | None = None,
     model_per: str = "auto",
+    checkpoint: str | None = None,
+    key: str | None = None,
 ) -> DataFrame:
-    """Return the DataFrame with columns of results; lazy, no job runs.
+    """Return the DataFrame with columns of results; lazy, no job runs but with `checkpoint`.
 
     `make()` is called once in each Python worker of Spark (see `model_per`) and must load the
     model. The worker retains the returned function for all further partitions, and calls it with
@@ -93,8 +97,17 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
             `executor`: in one process for each GPU of an executor (or one for the executor), which
             gets the rows of all its slots; `auto`: `executor` where an executor has GPUs and tasks
             have no whole ones, else `slot`.
+        checkpoint: a folder, local or of a storage that driver and executors share, in which
+            results are kept. The call then scores at once, and returns the results read from there.
+            Tasks add a Parquet file for every few batches, so that the same call after a crash or a
+            cancelled job scores the rows that lack a result, and those alone. A result belongs to
+            its key, whatever else of the row changes; an error in `error_col` is a result, too.
+            What `make` reads from files or a server is not compared with the call before.
+        key: the column that tells rows apart, with `checkpoint`: no nulls, no value twice, and
+            the same at each call.
 
     Raises:
+        CheckpointError: if the files of `checkpoint` cannot be read or written, or keys change.
         ConfigError: if a column is missing or cannot be an array, two would have one name, `schema`
             cannot be read, or `make` cannot be pickled. Later failures are an `InferenceError` or
             `FeedTypeError` in Spark's error, which names the rows and the partition.
@@ -124,6 +137,15 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         raise ConfigError("error_col='' must be the name of a column, or None")
     if error_col is not None:
         results = StructType([*results.fields, StructField(error_col, StringType())])
+    if (checkpoint is None) != (key is None):
+        raise ConfigError(
+            f"checkpoint={checkpoint!r} and key={key!r} go together: a folder, and the column that "
+            "tells its rows apart"
+        )
+    if checkpoint is not None and key is not None:
+        score = replace(score, sharing=sharing_of(frame.sparkSession, model_per))
+        kept = [frame.columns[index] for index in kept_columns(frame.columns, keep)]
+        return scored_once(frame, score, results, kept, key, checkpoint, identity(make))
     return scored(frame, score, results, keep, model_per)
 
 

@@ -31,6 +31,9 @@ _MAX_SHARED = 2
 MAX_ASYNC = 16
 """A task's unanswered batches of an `async` function."""
 
+_WINDOW_BATCHES = 8
+_WINDOW_NBYTES = 64 << 20
+
 Columns = tuple[pa.Array, ...]
 """One array for each input, further ones as they are wanted."""
 
@@ -55,6 +58,19 @@ def chunks(pieces: Iterable[Columns], size: int) -> Iterator[Columns]:
 
 def _joined(parts: Sequence[Columns]) -> Columns:
     return parts[0] if len(parts) == 1 else tuple(map(pa.concat_arrays, zip(*parts, strict=True)))
+
+
+def windows(batches: Iterable[Columns]) -> Iterator[list[Columns]]:
+    """Take a few batches together; those of wide rows are fewer."""
+    held: list[Columns] = []
+    for batch in batches:
+        held.append(batch)
+        nbytes = sum(column.nbytes for each in held for column in each)
+        if len(held) == _WINDOW_BATCHES or nbytes >= _WINDOW_NBYTES:
+            yield held
+            held = []
+    if held:
+        yield held
 
 
 @dataclass(frozen=True)
