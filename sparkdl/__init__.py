@@ -42,6 +42,11 @@ if TYPE_CHECKING:
         LightningEstimator as LightningEstimator,
         TorchEstimator as TorchEstimator,
     )
+    from sparkdl.ml.scoring.engines import (
+        AsyncVLLMEngine as AsyncVLLMEngine,
+        TransformersEngine as TransformersEngine,
+        VLLMEngine as VLLMEngine,
+    )
     from sparkdl.ml.scoring.model import (
         KerasModel as KerasModel,
         TFModel as TFModel,
@@ -67,6 +72,7 @@ _NAMES = {  # by the module that defines them; those of "" are modules
     "ml.estimators.estimator": ("TFEstimator",),
     "ml.estimators.keras_estimator": ("KerasEstimator",),
     "ml.estimators.torch_estimator": ("LightningEstimator", "TorchEstimator"),
+    "ml.scoring.engines": ("AsyncVLLMEngine", "TransformersEngine", "VLLMEngine"),
     "ml.scoring.model": ("KerasModel", "TFModel", "TorchModel"),
     "ml.scoring.predict": ("predict",),
     "ml.tuning": ("search",),

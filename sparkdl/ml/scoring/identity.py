@@ -28,7 +28,8 @@ def identity(make: Any) -> str:
     inner = make
     while isinstance(inner, functools.partial):
         inner = inner.func
-    homes = ("__main__", getattr(inner, "__module__", None))
+    home = getattr(inner, "__module__", None) or ""
+    homes = ("__main__", "" if home.startswith("sparkdl.") else home)
     return _told(make, homes, {})
 
 

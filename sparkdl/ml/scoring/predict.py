@@ -26,6 +26,7 @@ from sparkdl.driver.payload import dumps, unpicklable
 from sparkdl.ml.params import TABLE
 from sparkdl.ml.scoring.checkpoint import scored_once
 from sparkdl.ml.scoring.columns import OutputColumn
+from sparkdl.ml.scoring.engines import Engine, Generator, is_engine
 from sparkdl.ml.scoring.identity import identity
 from sparkdl.ml.scoring.inputs import input_columns
 from sparkdl.ml.scoring.share import sharing_of
@@ -41,7 +42,7 @@ SCORE_ROWS = 1024
 
 def predict(  # noqa: PLR0913 (what a model has as parameters)
     frame: DataFrame,
-    make: Callable[[], Callable[[Columns], Any]],
+    make: Callable[[], Callable[[Columns], Any]] | Engine,
     input_cols: Sequence[str],
     schema: str | StructType,
     *,
@@ -75,7 +76,10 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     it needs (`TF_FORCE_GPU_ALLOW_GROWTH`). Variables that are set on the executors stay.
 
     Args:
-        make: travels by cloudpickle, with the objects that it refers to.
+        make: travels by cloudpickle, with the objects that it refers to. An object with the
+            methods `open()`, `generate(columns)` and `close()` is an engine: it travels unopened,
+            and `generate`, which may be `async`, is the function. For prompts there are
+            `VLLMEngine`, `AsyncVLLMEngine` and `TransformersEngine`.
         input_cols: the function's input columns, given as read-only arrays by name: numbers of the
             column's own dtype [rows], arrays of equal length [rows, …], ML vectors float64 [rows,
             size], text and bytes as objects [rows]. Arrays of different lengths are objects [rows],
@@ -120,6 +124,8 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         _checked(name, value)
     signature = Signature(_inputs(frame, input_cols, input_shapes or {}), ())
     results = result_schema(schema)
+    if isinstance(make, Generator):
+        make.check(frame.schema, input_cols, results.names)
     columns = tuple(
         OutputColumn(field.name, field.name, field.type, "function")
         for field in arrow_schema(results)
@@ -172,9 +178,10 @@ def _inputs(
 
 
 def _pickled(make: Any, names: Sequence[str]) -> bytes:
-    if not callable(make):
+    if not (callable(make) or is_engine(make)):
         raise ConfigError(
-            f"predict takes a function that makes the one to call, not {type(make).__name__}"
+            "predict takes a function that makes the one to call, or an engine, an object with "
+            f"the methods open, generate and close; not {type(make).__name__}"
         )
     try:
         return dumps((make, tuple(names)))
