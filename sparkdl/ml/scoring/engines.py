@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import Any, Protocol
@@ -74,6 +74,7 @@ class Generator:
         return [apply(each, add_generation_prompt=True, **how) for each in messages]
 
     def close(self) -> None:
+        """Free the model."""
         shutdown = getattr(self._engine, "shutdown", None)
         self._engine = self._tokenizer = None
         if shutdown is not None:
@@ -93,6 +94,7 @@ class VLLMEngine(Generator):
     """
 
     def open(self) -> None:
+        """Load the model."""
         from vllm import LLM, SamplingParams
 
         self._engine = LLM(model=self.model, **self.options)
@@ -121,6 +123,7 @@ class AsyncVLLMEngine(VLLMEngine):
     """
 
     def open(self) -> None:
+        """Start the engine."""
         from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -165,9 +168,8 @@ class TransformersEngine(Generator):
         chat: as `VLLMEngine` has it.
     """
 
-    model: str | Callable[[], tuple[Any, Any]]
-
     def open(self) -> None:
+        """Load model and tokenizer."""
         import torch
         from transformers import (
             AutoConfig,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame, functions
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.scored import (
@@ -54,6 +54,7 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     model_per: str = "auto",
     checkpoint: str | None = None,
     key: str | None = None,
+    group_by_length: str | None = None,
 ) -> DataFrame:
     """Return the DataFrame with columns of results; lazy, no job runs but with `checkpoint`.
 
@@ -109,6 +110,8 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
             What `make` reads from files or a server is not compared with the call before.
         key: the column that tells rows apart, with `checkpoint`: no nulls, no value twice, and
             the same at each call.
+        group_by_length: an input column of text, bytes or arrays: of every eight batches, rows of
+            like lengths are scored together, for models that pad a batch to its longest row.
 
     Raises:
         CheckpointError: if the files of `checkpoint` cannot be read or written, or keys change.
@@ -138,6 +141,7 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         batch_size,
         handle_invalid,
         error_col=error_col,
+        group_by=None if group_by_length is None else _place(frame, input_cols, group_by_length),
     )
     if error_col == "":
         raise ConfigError("error_col='' must be the name of a column, or None")
@@ -175,6 +179,16 @@ def _inputs(
     return tuple(
         Tensor(name, ANY, (None, *shapes[name]) if name in shapes else None) for name in names
     )
+
+
+def _place(frame: DataFrame, names: Sequence[str], column: str) -> int:
+    kind = frame.schema[column].dataType if column in names else None
+    if not isinstance(kind, StringType | BinaryType | ArrayType):
+        raise ConfigError(
+            f"group_by_length={column!r} must be a column of input_cols, of text, bytes or arrays"
+            + (f", and is {kind.simpleString()}" if kind else f": {', '.join(names)}")
+        )
+    return list(names).index(column)
 
 
 def _pickled(make: Any, names: Sequence[str]) -> bytes:

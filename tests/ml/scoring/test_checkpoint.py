@@ -55,7 +55,7 @@ def attempt(folder: Path, **how: Any) -> list[dict[str, Any]]:
     score = Score(source, "it", inputs, outputs, 2, **{"handle_invalid": "skip"} | how)
     task = ScoreParts(score, (0, 1), {"id": 0}, locate(str(folder))[0], str(folder))
     x = pa.array(range(ROWS), pa.int64())
-    n = pa.array([None if i == 20 else 0 for i in range(ROWS)], pa.int64())
+    n = pa.array([None if i == 20 else "n" * (i * 7 % 5) for i in range(ROWS)], pa.string())
     batch = pa.RecordBatch.from_arrays([x, n, x], ["c0", "c1", "digest"])
     found = task(iter([batch.slice(0, 33), batch.slice(33)]))
     return [row for told in found for row in told.to_pylist()]
@@ -82,9 +82,12 @@ def test_attempts_leave_out_parts_that_are_there_and_no_row_is_written_twice(
     assert all(row["y"] == 2 * row["id"] for row in rows)
     assert attempt(tmp_path) == told
     # One that began before the others had written replaces the files by the same rows.
-    other = tmp_path / "other"
-    other.mkdir()
-    assert attempt(other) == told
+    for number, how in enumerate(({}, {"group_by": 1})):
+        other = tmp_path / str(number)
+        other.mkdir()
+        assert attempt(other, **how) == told
+        for name in files:
+            assert pq.read_table(other / name) == pq.read_table(tmp_path / name)
 
 
 def test_folder_that_an_executor_does_not_have_is_an_error(tmp_path: Path) -> None:
