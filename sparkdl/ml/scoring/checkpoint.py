@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import json
-import operator
 import re
 import uuid
 from collections import deque
@@ -38,7 +37,7 @@ from sparkdl.ml.scoring.task import Columns, Score, chunks, windows
 from sparkdl.storage.systems import locate, open_storage
 
 _MANIFEST = "_manifest.json"
-_KEY, _HASH = "__sparkdl_key", "__sparkdl_hash"
+_KEY, _SKIPPED = "__sparkdl_key", "__sparkdl_skipped"
 _FAILURES = (OSError, pa.ArrowException)
 _KEYS = (t.IntegralType, t.DecimalType, t.StringType, t.BinaryType, t.BooleanType, t.DateType)
 _TIMES = (t.TimestampType, t.TimestampNTZType)
@@ -151,26 +150,13 @@ def scored_once(
         function: its identity.
     """
     _check_key(frame, key)
-    stored = [*kept, *{key}.difference(kept)]
+    stored, spark = [*kept, *{key}.difference(kept)], frame.sparkSession
     check_names(stored, results.names, lambda _: "schema", tells_cases(frame))
     inputs = [column.name for column in score.inputs]
     frame = frame.select(*map(_column, dict.fromkeys((key, *inputs, *stored))))
     schema = t.StructType([*(frame.schema[name] for name in stored), *results.fields])
-    model = {
-        "key": key,
-        "schema": [f"{each.name} {each.dataType.simpleString()}" for each in schema],
-        "input_cols": [f"{x.name} {list((x.tensor.shape or ())[1:])}" for x in score.inputs],
-        "handle_invalid": score.handle_invalid,
-        "error_col": score.error_col,
-        "function": function,
-    }
-    for each in schema:
-        if found := _UNSTORED.search(kind := each.dataType.simpleString()):
-            raise ConfigError(
-                f"column {each.name!r} is of type {kind}, and files of a checkpoint hold no "
-                f"{found[0]}: leave it out by keep=, or cast it"
-            )
-    checkpoint, spark = Checkpoint.at(path, model), frame.sparkSession
+    checkpoint = Checkpoint.at(path, _model(score, schema, key, function))
+    schema = schema.add(_SKIPPED, "boolean")
 
     def read(names: Sequence[str]) -> DataFrame:
         if not names:
@@ -179,12 +165,13 @@ def scored_once(
         return reader.parquet(*(f"{checkpoint.url}/{name}" for name in names))
 
     with named_jobs(spark, "sparkdl", f"predict into {path}"):
-        done, placed = read(checkpoint.parts), by_position(frame)
-        keys, given = done.select(_column(key).alias(_KEY)), f.col("c0")
-        found = _compared(placed.select(given.alias(_KEY)), keys)
+        done, placed, given = read(checkpoint.parts), by_position(frame), f.col("c0")
+        wanted = placed.select(given.alias(_KEY))
+        found = _compared(wanted, done.select(_column(key).alias(_KEY)))
         _check_keys(key, found)
         if found.missing:
             if checkpoint.parts:
+                keys = done.select(_column(key).alias(_KEY))
                 placed = placed.join(keys, given == f.col(_KEY), "left_anti")
                 placed = placed.repartition(found.slices + 1, given)
             run = checkpoint.begin()
@@ -196,15 +183,41 @@ def scored_once(
                 checkpoint.storage,
                 f"{checkpoint.folder}/{run}",
             )
-            _score(placed, task, found)
+            # Sorted: in the same order at each attempt, also after a shuffle.
+            placed.sortWithinPartitions(given).mapInArrow(task, "rows long").collect()
             # The run's folder as a whole: Spark lists it quicker than its files.
             done = read([run, *checkpoint.parts])
+            found = _compared(wanted, done.select(_column(key).alias(_KEY)))
+            if found.missing:
+                raise CheckpointError(
+                    f"{found.missing} rows have no result in {path} after all were scored. Either "
+                    "the driver does not see the executors' files: give a folder of a storage "
+                    f"that all share. Or the keys have changed meanwhile: store {key!r} with the "
+                    "rows, and neither draw nor count it (uuid, monotonically_increasing_id)"
+                )
     if (found.copies or 0) > 1:  # two attempts at a task have seen other rows
         done = done.dropDuplicates([key])
     if found.others:
-        wanted = by_position(frame).select(given.alias(_KEY))
         done = done.join(wanted, _column(key) == f.col(_KEY), "left_semi")
-    return done if key in kept else done.drop(key)
+    return done.where(~f.col(_SKIPPED)).drop(_SKIPPED, *{key}.difference(kept))
+
+
+def _model(score: Score, schema: t.StructType, key: str, function: str) -> dict[str, Any]:
+    """Return what makes results, as JSON has it."""
+    for each in schema:
+        if found := _UNSTORED.search(kind := each.dataType.simpleString()):
+            raise ConfigError(
+                f"column {each.name!r} is of type {kind}, and files of a checkpoint hold no "
+                f"{found[0]}: leave it out by keep=, or cast it"
+            )
+    return {
+        "key": key,
+        "schema": [f"{each.name} {each.dataType.simpleString()}" for each in schema],
+        "input_cols": [f"{x.name} {list((x.tensor.shape or ())[1:])}" for x in score.inputs],
+        "handle_invalid": score.handle_invalid,
+        "error_col": score.error_col,
+        "function": function,
+    }
 
 
 def _column(name: str) -> Any:
@@ -236,21 +249,19 @@ def _compared(given: DataFrame, done: DataFrame) -> Any:
 
     Returns:
         A row: the key `which` is given `most` often, `nulls` rows have none; `copies` is how often
-        a key is done at most; `missing` are not done, and have `digest`; `others` are done and not
-        given; `slices` is the number of the last partition.
+        a key is done at most; `missing` are not done, `others` are done and not given; `slices` is
+        the number of the last partition.
     """
     given = given.withColumn("p", f.spark_partition_id())
     rows = given.groupBy(_KEY).agg(f.count(f.lit(1)).alias("n"), f.max("p").alias("p"))
     rows = rows.join(done.groupBy(_KEY).agg(f.count(f.lit(1)).alias("d")), _KEY, "full")
     n, d, key = f.col("n"), f.col("d"), f.col(_KEY)
-    is_missing = n.isNotNull() & d.isNull()
     (found,) = rows.agg(
         f.max(n).alias("most"),
         f.max_by(key, n).alias("which"),
         f.sum(f.when(key.isNull(), n)).alias("nulls"),
         f.max(d).alias("copies"),
-        f.count(f.when(is_missing, 1)).alias("missing"),
-        f.bit_xor(f.when(is_missing, f.xxhash64(key))).alias("digest"),
+        f.count(f.when(n.isNotNull() & d.isNull(), 1)).alias("missing"),
         f.count(f.when(n.isNull(), 1)).alias("others"),
         f.max("p").alias("slices"),
     ).collect()
@@ -270,42 +281,20 @@ def _check_keys(key: str, found: Any) -> None:
         )
 
 
-def _score(placed: DataFrame, task: ScoreParts, found: Any) -> None:
-    """Score all rows into parts; check that these are there, of the keys that were `found`."""
-    # Sorted: in the same order at each attempt, also after a shuffle.
-    rows = placed.sortWithinPartitions("c0").withColumn(_HASH, f.xxhash64("c0"))
-    told = rows.mapInArrow(task, "name string, digest long, n long").collect()
-    infos = open_storage(task.storage).get_file_info(pafs.FileSelector(task.folder))
-    if lacking := {row.name for row in told} - {info.base_name for info in infos}:
-        raise CheckpointError(
-            f"the executors wrote {len(lacking)} files that the driver does not see in "
-            f"{task.folder}: give a folder of a storage that all share"
-        )
-    digest = functools.reduce(operator.xor, (row.digest for row in told), 0)
-    if (sum(row.n for row in told), digest) != (found.missing, found.digest):
-        raise CheckpointError(
-            "the keys changed between two reads of the DataFrame, so rows would be missing or be "
-            "scored twice. Store the key with the rows: one that is drawn or counted (uuid, "
-            "monotonically_increasing_id) may be another each time"
-        )
-
-
 @dataclass
 class _Part:
     """Rows whose results make a file; `left` are not scored yet, none if the file is there."""
 
     name: str
-    digest: int
-    rows: int
     left: int
     scored: list[pa.RecordBatch] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class ScoreParts:
-    """For `mapInArrow`: scores a partition into parts that are not there, and tells of all.
+    """For `mapInArrow`: scores a partition into the parts that are not there.
 
-    The first column is the key, the last one its digest.
+    The first column is the key.
 
     Attributes:
         inputs, kept: places of columns; of those that files keep by name.
@@ -327,48 +316,42 @@ class ScoreParts:
         def columns() -> Iterator[Columns]:
             for batch in given:
                 fields[:] = [batch.schema.field(i).with_name(x) for x, i in self.kept.items()]
-                places = (*self.inputs, 0, batch.num_columns - 1, *self.kept.values())
+                places = (*self.inputs, 0, *self.kept.values())
                 yield tuple(batch.column(index) for index in places)
 
         def missing() -> Iterator[Columns]:
             for batches in windows(chunks(columns(), self.score.batch_size)):
-                parts.append(part := self._part(batches))
-                if part.name in there:
-                    part.left = 0
-                else:
+                part = self._part(batches)
+                if part.name not in there:
+                    parts.append(part)
                     yield from batches
-
-        def complete() -> Iterator[pa.RecordBatch]:
-            while parts and not parts[0].left:
-                yield self._committed(system, parts.popleft())
 
         # No chunk has rows of two parts: windows end with a batch.
         for chunk, found in self.score.answered(missing()):
-            yield from complete()
-            schema = pa.schema([*fields, *self.score.struct_type])
-            kept = chunk.columns[len(self.inputs) + 2 :]
-            batch = pa.RecordBatch.from_arrays([*kept, *found], schema=schema)
-            parts[0].left -= len(batch)
+            part = parts[0]
+            kept = chunk.columns[len(self.inputs) + 1 :]
+            is_skipped = np.zeros(len(kept[0]), bool)
             if chunk.valid is not None and self.score.handle_invalid == "skip":
-                batch = batch.filter(pa.array(chunk.valid))
-            parts[0].scored.append(batch)
-        yield from complete()
+                is_skipped = ~chunk.valid
+            skipped = pa.field(_SKIPPED, pa.bool_())
+            schema = pa.schema([*fields, *self.score.struct_type, skipped])
+            values = [*kept, *found, pa.array(is_skipped)]
+            part.scored.append(pa.RecordBatch.from_arrays(values, schema=schema))
+            part.left -= len(is_skipped)
+            if not part.left:
+                self._commit(system, parts.popleft())
+                yield pa.RecordBatch.from_pydict({"rows": [len(is_skipped)]})
 
     def _part(self, batches: Sequence[Columns]) -> _Part:
-        keys, digest, place = sha256(), 0, len(self.inputs)
+        keys = sha256()
         for columns in batches:
-            keys.update(repr(columns[place].to_pylist()).encode())
-            digest ^= int(np.bitwise_xor.reduce(columns[place + 1].to_numpy()))
-        rows = sum(len(columns[0]) for columns in batches)
-        return _Part(f"{keys.hexdigest()[:32]}.parquet", digest, rows, rows)
+            keys.update(repr(columns[len(self.inputs)].to_pylist()).encode())
+        return _Part(f"{keys.hexdigest()[:32]}.parquet", sum(len(each[0]) for each in batches))
 
-    def _committed(self, system: pafs.FileSystem, part: _Part) -> pa.RecordBatch:
-        """Write the part unless it was there, and tell of it."""
-        path = f"{self.folder}/{part.name}"
+    def _commit(self, system: pafs.FileSystem, part: _Part) -> None:
+        path, table = f"{self.folder}/{part.name}", pa.Table.from_batches(part.scored)
         try:
-            if part.scored:
-                table = pa.Table.from_batches(part.scored)
-                _write(system, path, functools.partial(pq.write_table, table))
+            _write(system, path, functools.partial(pq.write_table, table))
         except _FAILURES as error:
             # Another attempt at this task may have been first, and HDFS replaces no file.
             if not system.get_file_info(path).size:
@@ -376,5 +359,3 @@ class ScoreParts:
                     f"{path} cannot be written: {error}. All executors must be able to write to "
                     "the folder"
                 ) from error
-        told = {"name": [part.name], "digest": [part.digest], "n": [part.rows]}
-        return pa.RecordBatch.from_pydict(told)

@@ -210,6 +210,8 @@ def _pickled(make: Any, names: Sequence[str]) -> bytes:
 
 
 def _name(make: Any) -> str:
+    if is_engine(make):
+        return type(make).__name__  # its options may have secrets
     return f"{make.__qualname__}()" if hasattr(make, "__qualname__") else repr(make)
 
 

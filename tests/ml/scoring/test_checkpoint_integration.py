@@ -163,6 +163,11 @@ def test_call_that_cannot_be_continued_is_refused_before_a_row_is_scored(
             score(frame, tmp_path, **change)
     assert not (tmp_path / "new").exists()
     assert seen(tmp_path) == Counter(range(20))
-    with pytest.raises(CheckpointError, match="keys changed between two reads"):
+    holes: dict[str, Any] = {"handle_invalid": "skip", "checkpoint": str(tmp_path / "holes")}
+    for _ in range(2):
+        found = score(few.withColumn("id", f.nullif("id", f.lit(3))), tmp_path, **holes)
+        assert found.count() == 19
+    assert sum(seen(tmp_path).values()) == 39
+    with pytest.raises(CheckpointError, match=r"20 rows have no result .*neither draw nor"):
         drawn = f.udf(lambda: uuid.uuid4().hex).asNondeterministic()()
         score(few.withColumn("k", drawn), tmp_path, key="k", checkpoint=new)

@@ -220,7 +220,7 @@ def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame)
             {"input_cols": ["id"], "group_by_length": "id"},
             "'id' must be a column of input_cols, .*, and is bigint",
         ),
-        ({"make": 3}, "a function that makes the one to call, not int"),
+        ({"make": 3}, r"a function that makes .*, or an engine, .*; not int"),
     ):
         arguments: dict[str, Any] = {"make": calls, "input_cols": ["x"], "schema": "y float"}
         with pytest.raises(ConfigError, match=wrong):
