@@ -184,7 +184,8 @@ class _Calls:
             self._scorer = self._scorer or ScorerClient.connect(
                 score.source, self._device, score.sharing.cores, score.outputs
             )
-            return partial(self._scorer.receive, self._scorer.send(chunk.values, chunk.given))
+            piece = self._scorer.send(chunk.values, chunk.given, score.batch_size)
+            return partial(self._scorer.receive, piece)
         # Asked for again: rows may come from another model's partition of this worker.
         model = predictor(score.source)
         self._is_async = isinstance(model, AsyncPredictor)
