@@ -79,9 +79,9 @@ class Checkpoint:
             names = sorted(info.path[len(folder) :].lstrip("/") for info in infos)
             runs = [name for name in names if name.endswith(f"/{_MANIFEST}")]
             if not runs:
-                if names:
+                if others := [name for name in names if "/." not in name]:
                     raise ConfigError(
-                        f"checkpoint={path!r} holds other files, such as {names[0]}: give a "
+                        f"checkpoint={path!r} holds other files, such as {others[0]}: give a "
                         "folder that is empty, or not there yet"
                     )
                 return new

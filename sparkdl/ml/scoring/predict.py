@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, functions
@@ -52,7 +53,7 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     handle_invalid: str = "error",
     error_col: str | None = None,
     model_per: str = "auto",
-    checkpoint: str | None = None,
+    checkpoint: str | Path | None = None,
     key: str | None = None,
     group_by_length: str | None = None,
 ) -> DataFrame:
@@ -155,7 +156,7 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     if checkpoint is not None and key is not None:
         score = replace(score, sharing=sharing_of(frame.sparkSession, model_per))
         kept = [frame.columns[index] for index in kept_columns(frame.columns, keep)]
-        return scored_once(frame, score, results, kept, key, checkpoint, identity(make))
+        return scored_once(frame, score, results, kept, key, str(checkpoint), identity(make))
     return scored(frame, score, results, keep, model_per)
 
 

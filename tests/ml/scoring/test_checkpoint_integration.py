@@ -62,7 +62,7 @@ def seen(folder: Path) -> Counter[int]:
 
 
 def score(frame: DataFrame, folder: Path, make: Any = None, **how: Any) -> DataFrame:
-    usual: dict[str, Any] = {"checkpoint": str(folder / "scores"), "key": "a.key"}
+    usual: dict[str, Any] = {"checkpoint": folder / "scores", "key": "a.key"}
     make = make or recording(folder)
     return predict(frame, make, ["id"], "twice long", batch_size=SIZE, **(usual | how))
 
@@ -163,10 +163,15 @@ def test_call_that_cannot_be_continued_is_refused_before_a_row_is_scored(
             score(frame, tmp_path, **change)
     assert not (tmp_path / "new").exists()
     assert seen(tmp_path) == Counter(range(20))
-    holes: dict[str, Any] = {"handle_invalid": "skip", "checkpoint": str(tmp_path / "holes")}
+    holes: dict[str, Any] = {
+        "handle_invalid": "skip",
+        "keep": ["v"],
+        "checkpoint": str(tmp_path / "holes"),
+    }
     for _ in range(2):
         found = score(few.withColumn("id", f.nullif("id", f.lit(3))), tmp_path, **holes)
         assert found.count() == 19
+        assert found.columns == ["v", "twice"]
     assert sum(seen(tmp_path).values()) == 39
     with pytest.raises(CheckpointError, match=r"20 rows have no result .*neither draw nor"):
         drawn = f.udf(lambda: uuid.uuid4().hex).asNondeterministic()()
