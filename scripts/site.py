@@ -52,6 +52,8 @@ REFERENCE = {
          "ml.estimators.torch_estimator.LightningEstimator", "ml.estimators.estimator.TFEstimator",
          "ml.scoring.model.KerasModel", "ml.scoring.model.TFModel",
          "ml.scoring.model.TorchModel", "ml.scoring.predict.predict",
+         "ml.scoring.engines.VLLMEngine", "ml.scoring.engines.AsyncVLLMEngine",
+         "ml.scoring.engines.TransformersEngine",
          "ml.tuning.search"),
     ),
     "errors": ("Errors", "Each error is a `SparkdlError`, and one of Python's where one fits.",

@@ -45,6 +45,11 @@ if TYPE_CHECKING:
     from sparkdl.ml.estimators.transformers_estimator import (
         TransformersEstimator as TransformersEstimator,
     )
+    from sparkdl.ml.scoring.engines import (
+        AsyncVLLMEngine as AsyncVLLMEngine,
+        TransformersEngine as TransformersEngine,
+        VLLMEngine as VLLMEngine,
+    )
     from sparkdl.ml.scoring.model import (
         KerasModel as KerasModel,
         TFModel as TFModel,
@@ -71,6 +76,7 @@ _NAMES = {  # by the module that defines them; those of "" are modules
     "ml.estimators.keras_estimator": ("KerasEstimator",),
     "ml.estimators.torch_estimator": ("LightningEstimator", "TorchEstimator"),
     "ml.estimators.transformers_estimator": ("TransformersEstimator",),
+    "ml.scoring.engines": ("AsyncVLLMEngine", "TransformersEngine", "VLLMEngine"),
     "ml.scoring.model": ("KerasModel", "TFModel", "TorchModel"),
     "ml.scoring.predict": ("predict",),
     "ml.tuning": ("search",),

@@ -77,10 +77,11 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What to do with a batch; `task` is that of its `Welcome`."""
+    """What to do with a batch; `task` is that of its `Welcome`, `size` the rows of a full batch."""
 
     task: int
     outputs: tuple[OutputColumn, ...]
+    size: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -218,10 +219,12 @@ class ScorerClient:
             _start(start, device, deadline)
         raise InferenceError(f"no scorer can be connected to within {_START_S:g} s")
 
-    def send(self, values: Mapping[str, Array], given: Mapping[str, pa.Array]) -> Any:
+    def send(
+        self, values: Mapping[str, Array], given: Mapping[str, pa.Array], size: int = 0
+    ) -> Any:
         """Send a piece, see `inputs_batch`; return it for `receive`."""
         batch = inputs_batch(values, given)
-        piece = Piece(self._task, self._outputs)
+        piece = Piece(self._task, self._outputs, size)
         command = flight.FlightDescriptor.for_command(encode_piece(piece))
         try:
             self._pieces.append(self._client.do_exchange(command))

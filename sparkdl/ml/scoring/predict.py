@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, functions
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.scored import (
@@ -24,7 +25,10 @@ from sparkdl.driver.executors.scored import (
 )
 from sparkdl.driver.payload import dumps, unpicklable
 from sparkdl.ml.params import TABLE
+from sparkdl.ml.scoring.checkpoint import scored_once
 from sparkdl.ml.scoring.columns import OutputColumn
+from sparkdl.ml.scoring.engines import Engine, Generator, is_engine
+from sparkdl.ml.scoring.identity import identity
 from sparkdl.ml.scoring.inputs import input_columns
 from sparkdl.ml.scoring.share import sharing_of
 from sparkdl.ml.scoring.source import ANY, Signature, Tensor, source_of_content
@@ -39,7 +43,7 @@ SCORE_ROWS = 1024
 
 def predict(  # noqa: PLR0913 (what a model has as parameters)
     frame: DataFrame,
-    make: Callable[[], Callable[[Columns], Any]],
+    make: Callable[[], Callable[[Columns], Any]] | Engine,
     input_cols: Sequence[str],
     schema: str | StructType,
     *,
@@ -50,8 +54,11 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     error_col: str | None = None,
     model_per: str = "auto",
     sparse: Sequence[str] = (),
+    checkpoint: str | Path | None = None,
+    key: str | None = None,
+    group_by_length: str | None = None,
 ) -> DataFrame:
-    """Return the DataFrame with columns of results; lazy, no job runs.
+    """Return the DataFrame with columns of results; lazy, no job runs but with `checkpoint`.
 
     `make()` is called once in each Python worker of Spark (see `model_per`) and must load the
     model. The worker retains the returned function for all further partitions, and calls it with
@@ -72,7 +79,10 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     it needs (`TF_FORCE_GPU_ALLOW_GROWTH`). Variables that are set on the executors stay.
 
     Args:
-        make: travels by cloudpickle, with the objects that it refers to.
+        make: travels by cloudpickle, with the objects that it refers to. An object with the
+            methods `open()`, `generate(columns)` and `close()` is an engine: it travels unopened,
+            and `generate`, which may be `async`, is the function. For prompts there are
+            `VLLMEngine`, `AsyncVLLMEngine` and `TransformersEngine`.
         input_cols: the function's input columns, given as read-only arrays by name: numbers of the
             column's own dtype [rows], arrays of equal length [rows, …], ML vectors float64 [rows,
             size], text and bytes as objects [rows]. Arrays of different lengths are objects [rows],
@@ -96,8 +106,19 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
             have no whole ones, else `slot`.
         sparse: input columns of ML vectors that stay sparse: each is a `scipy.sparse.csr_array`
             float64 [rows, size]. Needs SciPy on the executors.
+        checkpoint: a folder, local or of a storage that driver and executors share, in which
+            results are kept. The call then scores at once, and returns the results read from there.
+            Tasks add a Parquet file for every few batches, so that the same call after a crash or a
+            cancelled job scores the rows that lack a result, and those alone. A result belongs to
+            its key, whatever else of the row changes; an error in `error_col` is a result, too.
+            What `make` reads from files or a server is not compared with the call before.
+        key: the column that tells rows apart, with `checkpoint`: no nulls, no value twice, and
+            the same at each call.
+        group_by_length: an input column of text, bytes or arrays: of every eight batches, rows of
+            like lengths are scored together, for models that pad a batch to its longest row.
 
     Raises:
+        CheckpointError: if the files of `checkpoint` cannot be read or written, or keys change.
         ConfigError: if a column is missing or cannot be an array, two would have one name, `schema`
             cannot be read, or `make` cannot be pickled. Later failures are an `InferenceError` or
             `FeedTypeError` in Spark's error, which names the rows and the partition.
@@ -110,6 +131,8 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         _checked(name, value)
     signature = Signature(_inputs(frame, input_cols, input_shapes or {}), ())
     results = result_schema(schema)
+    if isinstance(make, Generator):
+        make._check(frame.schema, input_cols, results.names)
     columns = tuple(
         OutputColumn(field.name, field.name, field.type, "function")
         for field in arrow_schema(results)
@@ -122,11 +145,21 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         batch_size,
         handle_invalid,
         error_col=error_col,
+        group_by=None if group_by_length is None else _place(frame, input_cols, group_by_length),
     )
     if error_col == "":
         raise ConfigError("error_col='' must be the name of a column, or None")
     if error_col is not None:
         results = StructType([*results.fields, StructField(error_col, StringType())])
+    if (checkpoint is None) != (key is None):
+        raise ConfigError(
+            f"checkpoint={checkpoint!r} and key={key!r} go together: a folder, and the column that "
+            "tells its rows apart"
+        )
+    if checkpoint is not None and key is not None:
+        score = replace(score, sharing=sharing_of(frame.sparkSession, model_per))
+        kept = [frame.columns[index] for index in kept_columns(frame.columns, keep)]
+        return scored_once(frame, score, results, kept, key, str(checkpoint), identity(make))
     return scored(frame, score, results, keep, model_per)
 
 
@@ -152,10 +185,21 @@ def _inputs(
     )
 
 
-def _pickled(make: Any, names: Sequence[str]) -> bytes:
-    if not callable(make):
+def _place(frame: DataFrame, names: Sequence[str], column: str) -> int:
+    kind = frame.schema[column].dataType if column in names else None
+    if not isinstance(kind, StringType | BinaryType | ArrayType):
         raise ConfigError(
-            f"predict takes a function that makes the one to call, not {type(make).__name__}"
+            f"group_by_length={column!r} must be a column of input_cols, of text, bytes or arrays"
+            + (f", and is {kind.simpleString()}" if kind else f": {', '.join(names)}")
+        )
+    return list(names).index(column)
+
+
+def _pickled(make: Any, names: Sequence[str]) -> bytes:
+    if not (callable(make) or is_engine(make)):
+        raise ConfigError(
+            "predict takes a function that makes the one to call, or an engine, an object with "
+            f"the methods open, generate and close; not {type(make).__name__}"
         )
     try:
         return dumps((make, tuple(names)))
@@ -170,6 +214,8 @@ def _pickled(make: Any, names: Sequence[str]) -> bytes:
 
 
 def _name(make: Any) -> str:
+    if is_engine(make):
+        return type(make).__name__  # its options may have secrets
     return f"{make.__qualname__}()" if hasattr(make, "__qualname__") else repr(make)
 
 

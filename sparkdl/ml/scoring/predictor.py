@@ -17,6 +17,7 @@ import pyarrow as pa
 from sparkdl.core.errors import InferenceError, in_words
 from sparkdl.core.imports import advice_on_missing
 from sparkdl.ml.scoring.columns import OutputColumn
+from sparkdl.ml.scoring.engines import is_engine
 from sparkdl.ml.scoring.share import Share, take_share
 from sparkdl.ml.scoring.source import ModelSource, Signature
 from sparkdl.values.ndarrays import Array
@@ -154,7 +155,9 @@ def load_function(source: ModelSource, share: Share | None) -> Predictor:
     assert source.content is not None
     try:
         make, names = cloudpickle.loads(source.content)
-        fn = make()
+        if has_engine := is_engine(make):
+            make.open()
+        fn = make.generate if has_engine else make()
     except ModuleNotFoundError as error:
         raise InferenceError(f"{error}. {advice_on_missing(error)}") from error
     if not callable(fn):
@@ -166,11 +169,16 @@ def load_function(source: ModelSource, share: Share | None) -> Predictor:
     async def run(columns: Mapping[str, Array]) -> dict[str, Any]:
         return _named(await fn(dict(columns)), names)
 
+    found: Predictor
     if iscoroutinefunction(fn) or iscoroutinefunction(getattr(fn, "__call__", None)):  # noqa: B004
-        return AsyncPredictor(run)
-    return Predictor(
-        Signature((), ()), lambda columns: _named(fn(dict(columns)), names), lambda values: values
-    )
+        found = AsyncPredictor(run)
+    else:
+        found = Predictor(
+            Signature((), ()), lambda columns: _named(fn(dict(columns)), names), lambda it: it
+        )
+    if has_engine:
+        weakref.finalize(found, make.close)
+    return found
 
 
 def _named(found: Any, names: Sequence[str]) -> dict[str, Any]:

@@ -17,11 +17,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -52,6 +53,19 @@ class _Rows(NamedTuple):
     values: Mapping[str, Array]
     call: flight.ServerCallContext
     answer: queue.SimpleQueue[Any]
+
+
+def _count(rows: _Rows) -> int:
+    return len(next(iter(rows.values.values())))
+
+
+def _kind(rows: _Rows) -> Any:
+    """Return what rows have in common that the model can be given together."""
+    return rows.piece.outputs, [(x, v.dtype, v.shape[1:]) for x, v in rows.values.items()]
+
+
+def _batch(columns: Sequence[pa.Array]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(columns, list(map(str, range(len(columns)))))
 
 
 class Scorer(flight.FlightServerBase):  # type: ignore[misc]
@@ -87,13 +101,47 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
         except (Exception, SystemExit) as error:  # noqa: BLE001 (each task raises it)
             model = client.Failed(f"it cannot be loaded: {in_words(error)}", False)
         self._is_async = isinstance(model, AsyncPredictor)
-        while rows := self._rows.get():
+        rows: _Rows | None
+        left: list[_Rows | None] = []
+        while rows := left.pop() if left else self._rows.get():
             if rows.call.is_cancelled():
                 rows.answer.put(None)
             elif isinstance(model, AsyncPredictor):
                 self._begin(model, rows)
-            else:
+            elif isinstance(model, client.Failed):
                 rows.answer.put(self._answer(model, rows))
+            else:
+                self._answer_together(model, self._with_others(rows, left))
+
+    def _with_others(self, first: _Rows, left: list[_Rows | None]) -> list[_Rows]:
+        """Take further rows that wait and fill the batch; the first that do not go to `left`."""
+        found, count = [first], _count(first)
+        with suppress(queue.Empty):
+            while not left:
+                rows = self._rows.get_nowait()
+                count += _count(rows) if rows else 0
+                if rows and count <= first.piece.size and _kind(rows) == _kind(first):
+                    found.append(rows)
+                else:
+                    left.append(rows)
+        return found
+
+    def _answer_together(self, model: Predictor, together: list[_Rows]) -> None:
+        names, outputs, start = together[0].values, together[0].piece.outputs, 0
+        try:
+            if len(together) > 1:
+                values = {x: np.concatenate([rows.values[x] for rows in together]) for x in names}
+                columns = model.columns(values, outputs)
+        except BaseException:  # noqa: BLE001 (alone, those that are well have an answer)
+            columns = None
+        for rows in together:
+            if len(together) == 1 or columns is None:
+                rows.answer.put(self._answer(model, rows))
+            else:
+                part = [column.slice(start, _count(rows)) for column in columns]
+                rows.answer.put(_batch(part))
+                start += _count(rows)
+                self._failed.clear()
 
     def _begin(self, model: AsyncPredictor, rows: _Rows) -> None:
         def answer(call: Call) -> None:
@@ -115,7 +163,7 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
                 columns = model.columns(rows.values, rows.piece.outputs)
             else:
                 columns = answer_of(model)
-            found = pa.RecordBatch.from_arrays(columns, list(map(str, range(len(columns)))))
+            found = _batch(columns)
         except BaseException as error:  # noqa: BLE001 (its task waits for an answer)
             self._failed.add(rows.piece.task)
             if len(self._failed) >= _MAX_FAILED:  # the model's state may be broken, or the GPU's

@@ -14,8 +14,10 @@ from itertools import chain
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparkdl.core.errors import FeedTypeError, InferenceError, ScorerLostError
+from sparkdl.core.texts import listed
 from sparkdl.ml.scoring.client import ScorerClient
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.inputs import InputColumn, input_values, valid_rows
@@ -23,13 +25,16 @@ from sparkdl.ml.scoring.loaded import predictor
 from sparkdl.ml.scoring.predictor import AsyncPredictor, Call, RowsFailedError, answer_of
 from sparkdl.ml.scoring.share import Sharing
 from sparkdl.ml.scoring.source import ModelSource
-from sparkdl.values.ndarrays import Array
+from sparkdl.values.ndarrays import Array, is_list
 
 _MAX_SHARED = 2
 """A task's unanswered batches in a scorer: one being scored, one waiting. It bounds the memory."""
 
 MAX_ASYNC = 16
 """A task's unanswered batches of an `async` function."""
+
+_WINDOW_BATCHES = 8
+_WINDOW_NBYTES = 64 << 20
 
 Columns = tuple[pa.Array, ...]
 """One array for each input, further ones as they are wanted."""
@@ -57,6 +62,19 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     return parts[0] if len(parts) == 1 else tuple(map(pa.concat_arrays, zip(*parts, strict=True)))
 
 
+def windows(batches: Iterable[Columns]) -> Iterator[list[Columns]]:
+    """Take a few batches together; those of wide rows are fewer."""
+    held: list[Columns] = []
+    for batch in batches:
+        held.append(batch)
+        nbytes = sum(column.nbytes for each in held for column in each)
+        if len(held) == _WINDOW_BATCHES or nbytes >= _WINDOW_NBYTES:
+            yield held
+            held = []
+    if held:
+        yield held
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Rows that the model is given at once.
@@ -66,6 +84,7 @@ class Chunk:
         values: the model's inputs, by name, of the rows that can be scored.
         given: the columns that these come from.
         valid: bool [rows], which rows these are; None for all.
+        numbers: of the rows, if they do not follow one another.
     """
 
     start: int
@@ -73,6 +92,7 @@ class Chunk:
     values: dict[str, Array]
     given: dict[str, pa.Array]
     valid: Array | None
+    numbers: pa.Array | None = None
 
     def widened(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """Return outputs with nulls for rows that could not be scored."""
@@ -84,14 +104,37 @@ class Chunk:
 
     @property
     def rows(self) -> str:
-        return _rows_named(self.start, self.start + len(self.columns[0]) - 1)
+        return _rows_named(self.start, len(self.columns[0]), self.numbers)
 
 
-def _rows_named(first: int, last: int) -> str:
+def _rows_named(start: int, count: int, numbers: pa.Array | None) -> str:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    return f"rows {first} to {last}" + (f", partition {context.partitionId()}" if context else "")
+    rows = f"{start} to {start + count - 1}"
+    if numbers is not None:
+        rows = listed([str(number) for number in sorted(numbers.to_pylist())])
+    return f"rows {rows}" + (f", partition {context.partitionId()}" if context else "")
+
+
+def by_length(columns: Columns, place: int, start: int) -> Columns:
+    """Sort rows by the length of a text or array; a further column has their numbers."""
+    column = columns[place]
+    length = pc.list_value_length if is_list(column.type) else pc.binary_length
+    order = np.argsort(pc.fill_null(length(column), 0).to_numpy(), kind="stable")
+    return *(each.take(pa.array(order)) for each in columns), pa.array(order + start)
+
+
+def by_number(scored: Sequence[tuple[Chunk, list[pa.Array]]]) -> tuple[Chunk, list[pa.Array]]:
+    """Join chunks, and put their rows back into order."""
+    joined = _joined([chunk.columns for chunk, _ in scored])
+    order = np.argsort(joined[-1].to_numpy())
+    columns = tuple(column.take(pa.array(order)) for column in joined[:-1])
+    outputs = _joined([tuple(found) for _, found in scored])
+    masks = [np.ones(len(c.columns[0]), bool) if c.valid is None else c.valid for c, _ in scored]
+    valid = np.concatenate(masks)[order]
+    chunk = Chunk(0, columns, {}, {}, None if valid.all() else valid)
+    return chunk, [column.take(pa.array(order)) for column in outputs]
 
 
 Answer = Callable[[], list[pa.Array]]
@@ -142,7 +185,8 @@ class _Calls:
             self._scorer = self._scorer or ScorerClient.connect(
                 self._source, self._device, score.sharing.cores, score.outputs
             )
-            return partial(self._scorer.receive, self._scorer.send(chunk.values, chunk.given))
+            piece = self._scorer.send(chunk.values, chunk.given, score.batch_size)
+            return partial(self._scorer.receive, piece)
         # Asked for again: rows may come from another model's partition of this worker.
         model = predictor(self._source)
         self._is_async = isinstance(model, AsyncPredictor)
@@ -174,7 +218,8 @@ def _raise(error: Exception) -> list[pa.Array]:
 class Score:
     """The scoring of a partition's rows; `model` is its name in errors. Goes to Spark.
 
-    With `error_col`, a further output says why a row has no others.
+    With `error_col`, a further output says why a row has no others. `group_by` is the place of the
+    input by whose length rows are grouped.
     """
 
     source: ModelSource
@@ -185,8 +230,33 @@ class Score:
     handle_invalid: str
     sharing: Sharing = field(default_factory=Sharing)
     error_col: str | None = None
+    group_by: int | None = None
 
     def answered(self, pieces: Iterable[Columns]) -> Iterator[tuple[Chunk, list[pa.Array]]]:
+        """Yield chunks with the outputs' columns, in the order of the rows; see `_answered`."""
+        if self.group_by is None:
+            yield from self._answered(pieces)
+            return
+        sizes: deque[int] = deque()
+
+        def grouped(place: int) -> Iterator[Columns]:
+            start = 0
+            for batches in windows(chunks(pieces, self.batch_size)):
+                columns = by_length(_joined(batches), place, start)
+                sizes.append(len(columns[0]))
+                start += sizes[-1]
+                yield columns
+
+        held: list[tuple[Chunk, list[pa.Array]]] = []
+        for scored in self._answered(grouped(self.group_by)):
+            held.append(scored)
+            # No chunk has rows of two windows: these end with a batch.
+            if sum(len(chunk.columns[0]) for chunk, _ in held) == sizes[0]:
+                sizes.popleft()
+                yield by_number(held)
+                held = []
+
+    def _answered(self, pieces: Iterable[Columns]) -> Iterator[tuple[Chunk, list[pa.Array]]]:
         """Yield chunks with the outputs' columns, null where a row could not be scored.
 
         With `error_col`, a batch that fails is scored again in halves, until the row that fails is
@@ -272,10 +342,13 @@ class Score:
             inputs = () if is_empty else self.inputs
             values = input_values(inputs, given[: len(inputs)])
         except FeedTypeError as error:
-            rows = _rows_named(start, start + len(columns[0]) - 1)
+            rows = _rows_named(start, len(columns[0]), self._numbers(columns))
             raise FeedTypeError(f"{self.model}, {rows}: {error}") from error
         by_input = {wanted.tensor.name: c for wanted, c in zip(inputs, given, strict=False)}
-        return Chunk(start, columns, values, by_input, valid)
+        return Chunk(start, columns, values, by_input, valid, self._numbers(columns))
+
+    def _numbers(self, columns: Columns) -> pa.Array | None:
+        return None if self.group_by is None else columns[-1]
 
     def _nulls(self, chunk: Chunk) -> list[pa.Array]:
         return [pa.nulls(len(chunk.columns[0]), output.type) for output in self.outputs]

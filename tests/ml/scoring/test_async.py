@@ -29,14 +29,16 @@ def scoring() -> Iterator[Scoring]:
     SEEN.running, SEEN.most, SEEN.rows = 0, 0, list[int]()
 
     def begun(
-        fn: Any, rows: int, size: int = 1, error_col: str | None = None
+        fn: Any, rows: Any, size: int = 1, error_col: str | None = None, **how: Any
     ) -> Generator[Any, None, None]:
         made = cloudpickle.dumps((lambda: fn, ("y",)))
         inputs = (InputColumn("x", Tensor("x", ANY, None)),)
         outputs = (OutputColumn("y", "y", pa.int64(), "function"),)
         source = source_of_content(made, "function")
-        score = Score(source, "it", inputs, outputs, size, "error", error_col=error_col)
-        arrays = score.structs(iter([pa.array(range(rows), pa.int64())]))
+        how = {"handle_invalid": "error", "error_col": error_col} | how
+        score = Score(source, "it", inputs, outputs, size, **how)
+        given = [pa.array(range(rows), pa.int64())] if isinstance(rows, int) else rows
+        arrays = score.structs(iter(given))
         return (row for array in arrays for row in array.to_pylist())
 
     yield begun
@@ -115,3 +117,35 @@ def test_function_that_exits_fails_the_task_and_may_stop_the_loop(
 
     with pytest.raises(InferenceError, match=f"it failed on rows 2 to 2: {kind.__name__}: over"):
         list(scoring(exits, 3))
+
+
+def lengths(columns: dict[str, Any]) -> Any:
+    """Note the lengths of a batch, and refuse the text `bad`."""
+    sys.modules[__name__].SEEN.rows.append(sorted(map(len, columns["x"])))
+    if "bad" in list(columns["x"]):
+        raise ValueError("no")
+    return [int(text[1:] or 0) for text in columns["x"]]
+
+
+def test_rows_of_like_lengths_are_scored_together_and_answered_in_order(scoring: Scoring) -> None:
+    texts: list[Any] = [
+        f"x{'0' * (i * 7 % 11)}{i}" for i in range(50)
+    ]  # windows of 16, 16, 16 and 2 rows
+
+    def found(texts: list[Any], **how: Any) -> list[Any]:
+        SEEN.rows.clear()
+        given = [pa.array(each, pa.string()) for each in (texts[:21], texts[21:])]
+        return list(scoring(lengths, given, 2, group_by=0, **how))
+
+    assert [row["y"] for row in found(texts)] == list(range(50))
+    assert len(SEEN.rows) == 25
+    for start in (0, 8, 16):
+        window = [n for batch in SEEN.rows[start : start + 8] for n in batch]
+        assert window == sorted(map(len, texts[2 * start : 2 * start + 16]))
+    texts[30] = "bad"
+    with pytest.raises(InferenceError, match=r"it failed on rows (\d\d, 30|30, \d\d): ValueError"):
+        found(texts)
+    holes = [None if i == 40 else text for i, text in enumerate(texts)]
+    rows = found(holes, error_col="why", handle_invalid="keep")
+    assert [row and row["y"] for row in rows] == [None if i in (30, 40) else i for i in range(50)]
+    assert rows[30]["why"] == "ValueError: no"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -122,6 +123,44 @@ def test_only_the_task_with_the_wrong_rows_fails(connect: Connect) -> None:
     assert again.pid == good.pid
     send(again, 3, 4)
     assert answer(again) == [[6, 8]]
+
+
+def gated() -> Any:
+    """Make `double`, whose first call waits for the rows of four other tasks."""
+    fn, calls = double(), list[int]()
+
+    def waits(columns: dict[str, Any]) -> dict[str, Any]:
+        deadline = Deadline.after(END_S)
+        while not calls and not deadline.has_passed:
+            waiting = [frame.f_code.co_name for frame in sys._current_frames().values()]
+            if waiting.count("do_exchange") == 5:
+                break
+            threading.Event().wait(0.02)
+        calls.append(0)
+        return dict(fn(columns))
+
+    return waits
+
+
+@pytest.mark.parametrize("bad", [4, 13])
+def test_waiting_rows_of_several_tasks_are_one_batch_and_fail_alone(
+    connect: Connect, bad: int
+) -> None:
+    clients = [connect(function(gated), *ALL) for _ in range(5)]
+    given = [[0, 1], [2, 3], [bad, 5], [6, 7], [8, 9]]
+    for client, values in zip(clients, given, strict=True):
+        client.send({"x": np.array(values)}, {}, 6)
+    sizes = []
+    for client, values in zip(clients, given, strict=True):
+        if 13 in values:
+            with pytest.raises(RowsFailedError, match="ValueError: thirteen"):
+                client.receive()
+        else:
+            twice, size, _ = answer(client)
+            assert twice == [2 * x for x in values]
+            sizes += size[:1]
+    # Three fill a batch, before or after those that came first, in whatever order they come.
+    assert bad == 13 or sorted(sizes) in ([2, 2, 6, 6, 6], [4, 4, 6, 6, 6])
 
 
 @pytest.mark.deep

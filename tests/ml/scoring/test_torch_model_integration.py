@@ -215,7 +215,12 @@ def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame)
         ({"make": lambda: lock}, "the variable 'lock' .*Create it inside the function"),
         ({"make": lambda: frame}, "'frame' .*: join the columns of another DataFrame"),
         ({"make": lambda: spark}, "'spark' .*let the function use what the driver has"),
-        ({"make": 3}, "a function that makes the one to call, not int"),
+        ({"group_by_length": "a.b"}, "'a.b' must be a column of input_cols, of text.*: x"),
+        (
+            {"input_cols": ["id"], "group_by_length": "id"},
+            "'id' must be a column of input_cols, .*, and is bigint",
+        ),
+        ({"make": 3}, r"a function that makes .*, or an engine, .*; not int"),
     ):
         arguments: dict[str, Any] = {"make": calls, "input_cols": ["x"], "schema": "y float"}
         with pytest.raises(ConfigError, match=wrong):
