@@ -123,6 +123,7 @@ EXCLUDED = {
     "options": "of data sets: those of ctx.batches",
     "mesh data_axis sharding": "of worlds of PyTorch and JAX: tests/frameworks",
     "sparse": "of predict: tests/ml/estimators/test_sparse_integration.py",
+    "checkpoint key group_by_length": "of predict: tests/ml/scoring",
     "callbacks": "with max_restarts one kills a node",
     "probability_col raw_prediction_col": "of classifiers",
     "input_mapping output_mapping input_shapes loss_weights custom_objects": "of several inputs",

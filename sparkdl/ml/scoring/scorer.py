@@ -34,6 +34,7 @@ from sparkdl.ml.scoring.loaded import load
 from sparkdl.ml.scoring.predictor import AsyncPredictor, Call, Predictor, answer_of
 from sparkdl.ml.scoring.share import Share
 from sparkdl.node.gpus import claim_name
+from sparkdl.values.columns import is_csr
 from sparkdl.values.ndarrays import Array
 
 _IDLE_S = 300.0
@@ -56,11 +57,13 @@ class _Rows(NamedTuple):
 
 
 def _count(rows: _Rows) -> int:
-    return len(next(iter(rows.values.values())))
+    return int(next(iter(rows.values.values())).shape[0])
 
 
 def _kind(rows: _Rows) -> Any:
-    """Return what rows have in common that the model can be given together."""
+    """Return what rows have in common that the model can be given together; sparse ones nothing."""
+    if any(map(is_csr, rows.values.values())):
+        return object()
     return rows.piece.outputs, [(x, v.dtype, v.shape[1:]) for x, v in rows.values.items()]
 
 

@@ -52,7 +52,7 @@ def keras_model() -> Any:
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("kind", ["torch", "keras"])
+@pytest.mark.parametrize("kind", ["torch", pytest.param("keras", marks=pytest.mark.smoke)])
 def test_estimator_trains_and_its_model_scores_on_sparse_vectors(
     frame: DataFrame, kind: str
 ) -> None:

@@ -73,6 +73,7 @@ def losses_alone(lone: Any) -> list[float]:
     return found
 
 
+@pytest.mark.smoke
 @pytest.mark.filterwarnings("ignore:.*LeafSpec")
 def test_killed_fit_on_two_nodes_has_the_losses_of_one_process_and_is_saved(
     reviews: DataFrame, tmp_path: Path, lone_node: None
