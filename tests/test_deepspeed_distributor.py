@@ -58,8 +58,6 @@ def test_missing_deepspeed_says_where_to_install_it(monkeypatch: pytest.MonkeyPa
         ({"deepspeedConfig": __file__}, "cannot be used: "),
     ],
 )
-def test_bad_arguments_are_refused_before_anything_starts(
-    options: dict[str, Any], said: str
-) -> None:
+def test_bad_arguments_are_refused_before_any_start(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         sparkdl.DeepspeedTorchDistributor(useGpu=False, **options)

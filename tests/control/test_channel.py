@@ -90,7 +90,7 @@ def test_a_message_without_its_descriptor_is_a_protocol_error() -> None:
 Pair = tuple[socket.socket, socket.socket]
 
 
-def test_a_descriptor_arrives_as_one_of_the_receivers_and_the_sender_keeps_its_own(
+def test_descriptor_arrives_as_one_of_the_receivers_and_the_sender_keeps_its_own(
     pair: Pair,
 ) -> None:
     fd = file_with(b"rows")

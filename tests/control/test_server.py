@@ -63,9 +63,7 @@ async def test_without_the_token_the_answer_is_401_and_nobody_is_told(
     ids=lambda first: repr(first[:12]),
 )
 @on_loop
-async def test_who_does_not_begin_with_hello_is_shown_out_and_nobody_is_told(
-    first: str | bytes,
-) -> None:
+async def test_peer_that_does_not_begin_with_hello_is_dropped_silently(first: str | bytes) -> None:
     async with room() as here:
         async with rooms.authorized(here.address.url) as stranger:
             with pytest.raises(ConnectionClosed, match=r"1008.*a Hello was expected"):
@@ -161,9 +159,7 @@ async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_s
     ids=["no UTF-8", "too big", "no opcode"],
 )
 @on_loop
-async def test_a_frame_that_breaks_the_rules_breaks_only_its_own_connection(
-    frame: bytes, why: str
-) -> None:
+async def test_frame_against_the_rules_breaks_only_its_connection(frame: bytes, why: str) -> None:
     async with room(close_s=rooms.ENDS_SOON_S) as here, here.agent("good") as good:
         async with here.raw_agent("bad") as (reader, writer):
             writer.write(frame)

@@ -46,9 +46,7 @@ def test_without_a_word_it_is_on_where_spark_encrypts_and_the_log_says_so(
     assert line == f"TLS is on, because {SETTING} is; Startup(tls=False) leaves it off"
 
 
-def test_missing_package_is_an_error_that_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_package_is_an_error_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     install = r"pip install cryptography\..*tls=False"
     with pytest.raises(ConfigError, match=f"^tls=True is on.*{install}"):
@@ -119,9 +117,7 @@ async def test_wrong_root_and_no_tls_are_refused_in_a_line(ours: Tls) -> None:
 
 
 @on_loop
-async def test_peers_that_do_not_shake_hands_are_dropped_and_do_not_hold_up_the_stop(
-    ours: Tls,
-) -> None:
+async def test_peers_that_do_not_shake_hands_are_dropped_and_hold_up_no_stop(ours: Tls) -> None:
     async with room(hello_s=0.05, tls=ours) as here, here.raw() as (reader, _):
         assert await asyncio.wait_for(reader.read(), SOON_S) == b""  # hung up on
     async with room(tls=ours) as here, AsyncExitStack() as stack:

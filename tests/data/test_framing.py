@@ -72,9 +72,7 @@ def test_a_flipped_bit_is_found_in_its_record(
 
 
 @given(RECORDS.filter(len), st.data(), st.integers(1, 300))
-def test_a_file_that_ends_early_is_found(
-    records: list[bytes], data: st.DataObject, nbytes: int
-) -> None:
+def test_file_cut_short_is_found(records: list[bytes], data: st.DataObject, nbytes: int) -> None:
     good = framed(records)
     size = data.draw(st.integers(0, len(good) - 1))
     starts = places(records)

@@ -269,7 +269,7 @@ def test_dataset_is_read_in_the_nodes_process_alone() -> None:
             iter(data)
 
 
-def test_accelerate_that_takes_loaders_in_another_way_is_refused(
+def test_accelerate_that_takes_loaders_differently_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here = SimpleNamespace(prepare_data_loader=lambda loader: loader)

@@ -102,7 +102,7 @@ def test_no_gpu_is_seen_where_none_is_wanted(host: Any) -> None:
     [("0123", 2, [("0", "1"), ("2", "3")]), ("012", 2, [("0",), ("1",)]), ("01", 1, [("0", "1")]),
      ("0", 2, [(), ()]), ("", 2, [(), ()]), ("01", 0, [])],
 )  # fmt: skip
-def test_nodes_inside_one_task_share_no_gpu(
+def test_nodes_of_a_task_share_none(
     assigned: str, nodes: int, parts: list[tuple[str, ...]]
 ) -> None:
     assert gpus.split_gpus(tuple(assigned), nodes) == parts
@@ -183,9 +183,7 @@ def test_by_default_nothing_changes_where_there_are_none(
     assert share(None) == gpus.GpuShare()
 
 
-def test_without_the_package_a_node_says_that_it_sees_all_or_that_it_cannot(
-    host: Any, share: Any
-) -> None:
+def test_without_the_package_a_node_says_whether_it_sees_all(host: Any, share: Any) -> None:
     host(Device(H100), has_package=False)
     told = share(None)
     assert told.environment == {}
@@ -201,7 +199,7 @@ def test_without_the_package_a_node_says_that_it_sees_all_or_that_it_cannot(
     assert text.endswith("Ask for fewer (num_gpus=0 for none)")
 
 
-def test_host_without_a_driver_is_named(
+def test_host_with_no_driver_is_named(
     monkeypatch: pytest.MonkeyPatch, host: Any, share: Any
 ) -> None:
     host(Device(H100), has_package=False)

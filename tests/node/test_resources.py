@@ -52,9 +52,7 @@ def test_the_port_that_is_asked_for_is_reserved_or_refused_by_name() -> None:
         ({"SPARK_EXECUTOR_DIRS": "", "SPARK_LOCAL_DIRS": "{a}"}, "a"),
     ],
 )
-def test_files_go_where_spark_cleans_up(
-    tmp_path: Path, environ: dict[str, str], wanted: str
-) -> None:
+def test_files_are_where_spark_cleans(tmp_path: Path, environ: dict[str, str], wanted: str) -> None:
     places = {name: tmp_path / name for name in ("a", "b", "missing")}
     places["a"].mkdir()
     places["b"].mkdir()

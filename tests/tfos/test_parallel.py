@@ -59,9 +59,7 @@ def test_task_runs_each_of_its_numbers_in_a_process_of_its_own(tmp_path: Path) -
     assert told(tmp_path) == {f"run-{i}": expected(i, 5) for i in (3, 4)}
 
 
-def test_task_hands_on_the_gpus_that_spark_assigned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_hands_on_gpus_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gpus(args: dict[str, Any], ctx: TFNodeContext) -> None:
         Path(args["folder"], "gpus").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
 

@@ -186,9 +186,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_what_spark_wrote_is_read_vectors_among_it(
-    spark_local: SparkSession, tmp_path: Path
-) -> None:
+def test_files_of_spark_are_read_with_vectors(spark_local: SparkSession, tmp_path: Path) -> None:
     dense = [Vectors.dense([i, 1, -0.0]) for i in range(20)]
     rows = [(i, v if i % 3 else Vectors.sparse(3, [1], [2.0])) for i, v in enumerate(dense)]
     frame = spark_local.createDataFrame(rows, ["id", "v"]).selectExpr(
@@ -285,9 +283,7 @@ def test_options_schemas_and_caches_that_change_what_spark_reads(
     assert_same(frame)
 
 
-def test_files_are_those_that_the_dataframe_was_made_of(
-    spark_local: SparkSession, tmp_path: Path
-) -> None:
+def test_files_are_those_the_dataframe_has_read(spark_local: SparkSession, tmp_path: Path) -> None:
     table = pa.table({"x": np.arange(10)})
     pq.write_table(table, tmp_path / "a.parquet")
     frame = spark_local.read.parquet(str(tmp_path))

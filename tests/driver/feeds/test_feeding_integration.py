@@ -87,9 +87,7 @@ def test_every_row_is_read_once_an_epoch_however_often_it_is_fed(roomy: Lab, fee
     assert column(results, 1) == 3 * sum(range(1000)) + sum(range(501))
 
 
-def test_data_without_rows_are_an_error_of_the_driver(
-    roomy: Lab, feed: str, tmp_path: Path
-) -> None:
+def test_data_without_rows_are_the_drivers_error(roomy: Lab, feed: str, tmp_path: Path) -> None:
     roomy.begin(count, feed)
     pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "part.parquet")
     nothing: list[Any] = [[], iter([]), pa.table({"x": pa.array([], pa.int64())}), str(tmp_path)]
@@ -179,9 +177,7 @@ def test_shutdown_ends_a_running_feed_and_later_ones() -> None:
 # inference
 
 
-def test_results_of_inference_are_in_order_and_come_as_they_are_asked_for(
-    roomy: Lab, feed: str
-) -> None:
+def test_results_of_inference_are_in_order_and_come_when_asked_for(roomy: Lab, feed: str) -> None:
     def double_named(name: str, ctx: NodeContext) -> None:
         feed = ctx.get_data_feed(train_mode=False, qname_in=name)
         while not feed.should_stop():
@@ -404,7 +400,7 @@ def test_training_and_validation_are_two_sources_side_by_side_with_a_feed(
     assert sum(rows[1] for rows in results) == 3 * sum(range(250))
 
 
-def test_steps_that_all_nodes_can_take_are_known_without_a_driver(
+def test_steps_that_all_nodes_can_take_are_known_with_no_driver(
     little: Lab, tmp_path: Path
 ) -> None:
     def full_steps(args: str, ctx: NodeContext) -> list[int]:
@@ -440,9 +436,7 @@ def steps_of(results: list[Any]) -> list[list[int]]:
     [*(("little", tail) for tail in TAILS), ("roomy", "drop")],
     indirect=["nodes"],
 )
-def test_nodes_that_meet_at_every_step_use_each_row_once_an_epoch(
-    nodes: Lab, feed: str, tail: Tail
-) -> None:
+def test_nodes_in_lockstep_use_each_row_once_an_epoch(nodes: Lab, feed: str, tail: Tail) -> None:
     count = sum(SIZES)
     with Meetings() as meetings:
         nodes.begin(train, {"port": meetings.port, "feed": feed, "tail": tail})
@@ -522,7 +516,7 @@ def slow_once(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]]]:
     return train(args, ctx)
 
 
-def test_feed_that_timed_out_names_node_and_step_and_the_cluster_is_fed_again(
+def test_feed_that_timed_out_names_node_and_step_and_can_be_fed_again(
     roomy: Lab, feed: str
 ) -> None:
     with Meetings() as meetings, Meetings(2) as held:

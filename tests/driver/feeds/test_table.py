@@ -31,9 +31,7 @@ def pour_one_by_one(num_rows: int, totals: list[int]) -> list[int]:
 
 
 @given(st.integers(0, 200), TOTALS)
-def test_level_is_the_same_as_giving_each_row_to_the_lowest_node(
-    num_rows: int, totals: list[int]
-) -> None:
+def test_level_is_as_giving_each_row_to_the_lowest_node(num_rows: int, totals: list[int]) -> None:
     assert level(num_rows, totals) == pour_one_by_one(num_rows, totals)
 
 

@@ -96,9 +96,7 @@ def test_asking_for_an_epoch_moves_nothing_and_what_is_left_of_one_is_one() -> N
         assert flat(reading) == [2, 3]
 
 
-def test_world_that_goes_on_may_count_its_epochs_from_zero(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_world_that_goes_on_may_count_epochs_from_zero(caplog: pytest.LogCaptureFixture) -> None:
     with Arrivals() as it:
         it.reader.registry.is_resumed = True
         batches = EpochBatches(it.reader, 2)
@@ -199,9 +197,7 @@ def test_vectors_that_stay_sparse_are_csr_arrays_of_the_same_rows(options: dict[
         assert len(found) == 5, "as many steps as the other node"
 
 
-def test_sparse_options_and_columns_that_do_not_fit_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sparse_options_and_columns_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     with Arrivals() as it:
         for options, reason in (
             ({"sparse": "x"}, "sparse='x': must be a list of the names of columns"),
@@ -225,9 +221,7 @@ def test_sparse_options_and_columns_that_do_not_fit_are_refused(
 
 
 @given(st.lists(st.integers(1, 12), max_size=10), st.integers(1, 15), st.lists(st.booleans()))
-def test_batches_are_the_rows_in_order(
-    segments: list[int], batch_size: int, pressures: list[bool]
-) -> None:
+def test_batches_are_in_order(segments: list[int], batch_size: int, pressures: list[bool]) -> None:
     with Arrivals() as it:
         it.rows(*segments)
         it.end_epoch(0)

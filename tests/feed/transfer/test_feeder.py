@@ -175,9 +175,7 @@ def test_addresses_of_this_host_are_known_by_binding_them() -> None:
 
 
 @pytest.mark.parametrize("is_near", [True, False])
-def test_rows_are_stored_once_each_in_their_order(
-    is_near: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_stored_once_each_in_order(is_near: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As descriptors on the agent's own machine, through Flight from another one."""
     if not is_near:
         monkeypatch.setattr(FdSender, "connect", lambda name, token: None)
@@ -274,7 +272,7 @@ def test_agent_that_cannot_be_reached_is_named_with_what_to_set() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"), [("fail", "the spool is on fire"), ("babble", "JSON is malformed")]
 )
-def test_reason_of_an_agent_that_breaks_the_stream_is_told(
+def test_reason_of_an_agent_that_stops_the_feed_is_told(
     at: int, answer: Answer, reason: str
 ) -> None:
     script: list[Answer] = [*["store"] * (at - 1), answer]  # type: ignore[list-item]

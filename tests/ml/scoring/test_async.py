@@ -63,9 +63,7 @@ async def meet(columns: dict[str, Any]) -> Any:
     return 2 * x
 
 
-def test_batches_are_in_flight_at_once_and_answers_have_the_order_of_the_rows(
-    scoring: Scoring,
-) -> None:
+def test_batches_are_in_flight_at_once_and_answers_have_the_rows_order(scoring: Scoring) -> None:
     assert [row["y"] for row in scoring(meet, 36)] == [2 * x for x in range(36)]
     assert (SEEN.most, SEEN.running) == (MAX_ASYNC, 0)
 

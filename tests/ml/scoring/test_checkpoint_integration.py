@@ -79,9 +79,7 @@ def check(found: DataFrame, ids: range) -> None:
     ]
 
 
-def test_call_after_an_error_scores_the_rows_that_lack_a_result(
-    table: DataFrame, tmp_path: Path
-) -> None:
+def test_call_after_an_error_scores_rows_without_a_result(table: DataFrame, tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("357")
     with pytest.raises(PythonException, match="bad row"):
         score(table, tmp_path)

@@ -27,9 +27,7 @@ def expected() -> Any:
     return linear([[i, 1, 2 * i] for i in range(ROWS)]) + np.arange(ROWS)[:, None]
 
 
-def test_module_scores_and_is_saved_and_loaded_in_a_pipeline(
-    frame: DataFrame, tmp_path: Path
-) -> None:
+def test_module_scores_is_saved_and_loaded_in_a_pipeline(frame: DataFrame, tmp_path: Path) -> None:
     stage: Any = TorchModel(two_in_two_out()).setBatchSize(7)
     stage.setInputMapping({"x": "left", "id": "right"})
     stage.setOutputTypes({"scores": "vector", "next": "bigint"}).setHandleInvalid("skip")
@@ -145,7 +143,7 @@ def test_function_that_fails_is_named_with_rows_and_partition(frame: DataFrame) 
 
 
 @pytest.mark.parametrize("model_per", ["slot", "executor"])
-def test_row_that_fails_has_its_error_and_the_others_their_results(
+def test_row_that_fails_has_its_error_others_their_results(
     frame: DataFrame, model_per: str
 ) -> None:
     def fails() -> Any:
