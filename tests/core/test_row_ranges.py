@@ -24,9 +24,7 @@ def test_merged_ranges_cover_the_same_offsets_with_gaps(ranges: list[tuple[int, 
 
 
 @given(st.integers(0, 45), st.integers(0, 45), RANGES)
-def test_uncovered_is_all_ranges_leave(
-    start: int, stop: int, ranges: list[tuple[int, int]]
-) -> None:
+def test_uncovered_is_what_is_left(start: int, stop: int, ranges: list[tuple[int, int]]) -> None:
     missing = uncovered(start, stop, ranges)
     assert offsets(missing) == set(range(start, stop)) - offsets(ranges)
     assert missing == merge_ranges(missing)

@@ -99,9 +99,7 @@ def test_a_request_within_the_action_is_served_after_a_rest(loop: Loop) -> None:
     assert calls == [0, 10, 20]
 
 
-def test_nothing_is_called_once_cancelled(
-    loop: Loop, calls: list[float], throttle: Throttle
-) -> None:
+def test_nothing_is_called_if_cancelled(loop: Loop, calls: list[float], throttle: Throttle) -> None:
     throttle.request()
     throttle.request()
     throttle.cancel()

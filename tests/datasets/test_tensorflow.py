@@ -72,9 +72,7 @@ def test_sparse_vectors_stay_sparse_and_keras_trains_on_them() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 8])
-def test_epoch_that_was_read_ahead_to_its_end_is_over_once_its_batches_were_asked(
-    count: int,
-) -> None:
+def test_epoch_read_ahead_to_its_end_is_over_once_its_batches_are_asked_for(count: int) -> None:
     from sparkdl.datasets.tensorflow import tf_dataset
 
     with Arrivals() as it:
@@ -100,16 +98,12 @@ def test_feed_that_ended_before_a_row_came_has_no_types() -> None:
 @pytest.mark.parametrize(
     ("counts", "says"), [({0: 1, 1: 0}, "1 rows for 2 nodes"), ({}, "no row for this node")]
 )
-def test_node_without_rows_learns_at_once_it_has_no_types(
-    counts: dict[int, int], says: str
-) -> None:
+def test_node_without_rows_learns_at_once_of_no_types(counts: dict[int, int], says: str) -> None:
     with Arrivals() as it:
         making = Running(lambda: dataset(it))
         it.waits.wait_for_waiter()
         it.end_epoch(0, counts)
-        with pytest.raises(
-            ConfigError, match=rf"epoch 0 of feed 'input' has {says}; .*fewer nodes"
-        ):
+        with pytest.raises(ConfigError, match=rf"epoch 0 of feed 'input' has {says}; .*fewer node"):
             making.result()
 
 

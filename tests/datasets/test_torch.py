@@ -269,9 +269,7 @@ def test_dataset_is_read_in_the_nodes_process_alone() -> None:
             iter(data)
 
 
-def test_accelerate_that_takes_loaders_differently_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_accelerate_that_takes_loaders_anew_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     here = SimpleNamespace(prepare_data_loader=lambda loader: loader)
     monkeypatch.setitem(sys.modules, "accelerate", SimpleNamespace(accelerator=here))
     monkeypatch.setitem(sys.modules, "accelerate.accelerator", here)
@@ -281,9 +279,7 @@ def test_accelerate_that_takes_loaders_differently_is_refused(
 
 def test_loader_of_a_trainer_has_to_have_batches_of_the_feeds_size_and_columns_by_name() -> None:
     with Arrivals() as it:
-        with pytest.raises(
-            ConfigError, match=r"batch_size=3: must be .* per_device_train_batch_size"
-        ):
+        with pytest.raises(ConfigError, match=r"batch_size=3: must be .* per_device_train_batch"):
             _loader_of_rows(dataset(it), SimpleNamespace(batch_size=3))
         with pytest.raises(ConfigError, match="without x and y, and without tail='pad'"):
             _loader_of_rows(dataset(it, "y"), SimpleNamespace(batch_size=3))

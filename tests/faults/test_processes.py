@@ -72,9 +72,7 @@ def test_rest_of_an_epoch_for_fewer_nodes_than_there_are_waits_for_the_next_one(
     assert report.rows_unused == 2 or "2 replayed rows of an earlier call" in caplog.text
 
 
-def test_stopped_child_is_found_without_loss(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stopped_child_loses_no_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = 2 * 8 * 20
     options: dict[str, Any] = {
         "max_restarts": 9,

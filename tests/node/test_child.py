@@ -194,9 +194,7 @@ def test_missing_framework_is_told_before_there_is_a_world(run: Run) -> None:
     assert "frobnicate 3 cannot be imported" in failure.message
 
 
-def test_modules_to_preload_are_there_before_world(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_to_preload_precede_the_world(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def loaded(args: None, ctx: NodeContext) -> list[bool]:
         return [name in sys.modules for name in ("wsgiref.simple_server", "turtle")]
 

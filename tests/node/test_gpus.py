@@ -102,9 +102,7 @@ def test_no_gpu_is_seen_where_none_is_wanted(host: Any) -> None:
     [("0123", 2, [("0", "1"), ("2", "3")]), ("012", 2, [("0",), ("1",)]), ("01", 1, [("0", "1")]),
      ("0", 2, [(), ()]), ("", 2, [(), ()]), ("01", 0, [])],
 )  # fmt: skip
-def test_nodes_of_a_task_share_none(
-    assigned: str, nodes: int, parts: list[tuple[str, ...]]
-) -> None:
+def test_nodes_of_a_task_are_apart(assigned: str, nodes: int, parts: list[tuple[str, ...]]) -> None:
     assert gpus.split_gpus(tuple(assigned), nodes) == parts
 
 
@@ -199,9 +197,7 @@ def test_without_the_package_a_node_says_whether_it_sees_all(host: Any, share: A
     assert text.endswith("Ask for fewer (num_gpus=0 for none)")
 
 
-def test_host_with_no_driver_is_named(
-    monkeypatch: pytest.MonkeyPatch, host: Any, share: Any
-) -> None:
+def test_driverless_host_is_named(monkeypatch: pytest.MonkeyPatch, host: Any, share: Any) -> None:
     host(Device(H100), has_package=False)
     monkeypatch.setattr(gpus, "has_driver", lambda: False)
     with pytest.raises(SparkConfigError, match=r"the host has no NVIDIA driver\. Ask for"):

@@ -400,9 +400,7 @@ def test_training_and_validation_are_two_sources_side_by_side_with_a_feed(
     assert sum(rows[1] for rows in results) == 3 * sum(range(250))
 
 
-def test_steps_that_all_nodes_can_take_are_known_with_no_driver(
-    little: Lab, tmp_path: Path
-) -> None:
+def test_steps_that_all_nodes_take_are_known_with_no_driver(little: Lab, tmp_path: Path) -> None:
     def full_steps(args: str, ctx: NodeContext) -> list[int]:
         batches = ctx.batches(16, feed=sparkdl.parquet(args), even=True, tail="drop")
         return [len(batch["x"]) for _ in range(2) for batch in batches]
@@ -516,9 +514,7 @@ def slow_once(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]]]:
     return train(args, ctx)
 
 
-def test_feed_that_timed_out_names_node_and_step_and_can_be_fed_again(
-    roomy: Lab, feed: str
-) -> None:
+def test_feed_that_timed_out_names_node_and_step_and_is_fed_again(roomy: Lab, feed: str) -> None:
     with Meetings() as meetings, Meetings(2) as held:
         ports = {"port": meetings.port, "held": held.port}
         roomy.begin(slow_once, {**ports, "feed": feed, "tail": "short"})

@@ -154,9 +154,7 @@ CLUSTER = "local-cluster[2,4,1024]"
         (spec(3, num_ps=1, driver_nodes=1), with_gpus(1), 1),
     ],
 )
-def test_node_asks_for_its_gpus(
-    wanted: ClusterSpec, topology: Topology, gpus: float | None
-) -> None:
+def test_node_asks_for_its_gpu(wanted: ClusterSpec, topology: Topology, gpus: float | None) -> None:
     assert choose_placement(wanted, topology).node_gpus == gpus
 
 

@@ -74,6 +74,5 @@ def test_what_spark_says_is_turned_into_what_to_do(text: str, cls: type, words: 
     ],
 )
 def test_error_without_python_traceback_is_told_by_first_line(error: Exception, first: str) -> None:
-    assert str(explain_job_failure(error)) == (
-        f"the Spark job that carries the nodes failed: {first}"
-    )
+    told = str(explain_job_failure(error))
+    assert told == f"the Spark job that carries the nodes failed: {first}"

@@ -144,9 +144,7 @@ def test_position_is_the_rows_of_the_batches(
     size=st.integers(1, 8),
     taken=st.integers(0, 30),
 )
-def test_batches_of_an_abandoned_loop_are_unused(
-    segments: list[int], size: int, taken: int
-) -> None:
+def test_batches_of_abandoned_loops_are_unused(segments: list[int], size: int, taken: int) -> None:
     with Numbered() as it:
         it.rows(*segments)
         it.end_epoch(0)

@@ -145,9 +145,7 @@ def test_rows_that_a_child_was_to_have_when_it_died_are_the_next_ones() -> None:
 
 
 @pytest.mark.parametrize(("memory", "segments"), [(4, 1000), (1000, 4)])
-def test_spool_takes_half_of_the_room_and_never_locks_out_the_log(
-    memory: int, segments: int
-) -> None:
+def test_spool_takes_half_of_the_room_and_never_locks_out_logs(memory: int, segments: int) -> None:
     with node(memory * NBYTES) as it:
         it.store.budget.limit_segments = segments
         assert [it.bring() for _ in range(3)] == [True, True, None]

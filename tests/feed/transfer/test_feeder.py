@@ -272,9 +272,7 @@ def test_agent_that_cannot_be_reached_is_named_with_what_to_set() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"), [("fail", "the spool is on fire"), ("babble", "JSON is malformed")]
 )
-def test_reason_of_an_agent_that_stops_the_feed_is_told(
-    at: int, answer: Answer, reason: str
-) -> None:
+def test_reason_of_agent_that_stops_a_feed_is_told(at: int, answer: Answer, reason: str) -> None:
     script: list[Answer] = [*["store"] * (at - 1), answer]  # type: ignore[list-item]
     with SpoolServer(answer=answers(*script), opening=answer if not at else "store") as node:
         feed = Feeder(order([node.target]), 0)

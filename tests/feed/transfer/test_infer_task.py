@@ -134,9 +134,7 @@ def test_nodes_that_have_gone_are_no_riddle_the_coordinator_tells_the_cause() ->
             act()
     finally:
         controller.close()
-    with pytest.raises(
-        FeederError, match=r"\] the cluster has been shut down, .* before the shutdown"
-    ):
+    with pytest.raises(FeederError, match=r"\] the cluster has been shut down, .* before the shut"):
         act()
 
 

@@ -143,9 +143,7 @@ def gated() -> Any:
 
 
 @pytest.mark.parametrize("bad", [4, 13])
-def test_waiting_rows_of_many_tasks_are_one_batch_and_fail_alone(
-    connect: Connect, bad: int
-) -> None:
+def test_waiting_rows_of_all_tasks_are_one_batch_and_fail_alone(connect: Connect, bad: int) -> None:
     clients = [connect(function(gated), *ALL) for _ in range(5)]
     given = [[0, 1], [2, 3], [bad, 5], [6, 7], [8, 9]]
     for client, values in zip(clients, given, strict=True):
