@@ -133,9 +133,8 @@ def test_a_launch_is_a_run_with_metrics_parameters_and_its_parent(
     choose(place.uri, "launches")
     with mlflow.start_run(run_name="mine") as mine:
         checkpoints = str(tmp_path / "checkpoints")
-        with launch(
-            falling, 10.0, checkpoint_dir=checkpoints, feeding=Feeding(fed=False)
-        ) as cluster:
+        feeding = Feeding(fed=False)
+        with launch(falling, 10.0, checkpoint_dir=checkpoints, feeding=feeding) as cluster:
             cluster.results(SOON_S)
     assert sparkdl.mlflow.flush(SOON_S)
     run = place.runs("launches")["sparkdl launch"]

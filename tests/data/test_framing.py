@@ -48,9 +48,8 @@ def test_records_are_read_as_written(records: list[bytes], nbytes: int) -> None:
     data = framed(records)
     assert read(data, nbytes) == records
     assert read(data, nbytes, Dripping) == records
-    found = [
-        p for chunk in framing.read_chunks(io.BytesIO(data), "f", nbytes) for p in chunk.places
-    ]
+    chunks = framing.read_chunks(io.BytesIO(data), "f", nbytes)
+    found = [place for chunk in chunks for place in chunk.places]
     assert [*found, len(data)] == places(records)
 
 

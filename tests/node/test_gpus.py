@@ -161,9 +161,8 @@ def test_a_claim_is_the_whole_hosts_and_ends_with_its_process() -> None:
         assert first.stdout.readline() == "claimed\n"
         assert gpus.is_claimed(uuid)
         assert gpus.claim_gpu(uuid) is None
-        assert subprocess.run(command, input="", capture_output=True, text=True).stdout == (
-            "refused\n"
-        )
+        told = subprocess.run(command, input="", capture_output=True, text=True).stdout
+        assert told == "refused\n"
         first.kill()
         first.wait()
         claim = gpus.claim_gpu(uuid)

@@ -56,9 +56,8 @@ def test_files_are_where_spark_cleans(tmp_path: Path, environ: dict[str, str], w
     places = {name: tmp_path / name for name in ("a", "b", "missing")}
     places["a"].mkdir()
     places["b"].mkdir()
-    assert (
-        resources.work_root({k: v.format(**places) for k, v in environ.items()}) == places[wanted]
-    )
+    given = {name: value.format(**places) for name, value in environ.items()}
+    assert resources.work_root(given) == places[wanted]
 
 
 @pytest.mark.parametrize(

@@ -200,9 +200,8 @@ def test_files_of_spark_are_read_with_vectors(spark_local: SparkSession, tmp_pat
 def test_scans_that_nodes_read(spark_local: SparkSession, folder: Path) -> None:
     """Columns that are left out, renamed, aliased and checked for nulls."""
     checked = f.coalesce("id", f.raise_error(f.lit("null")).cast("long"))
-    frame = (
-        spark_local.read.parquet(str(folder)).alias("a").select("a.x", "a.s", checked.alias("i"))
-    )
+    frame = spark_local.read.parquet(str(folder)).alias("a")
+    frame = frame.select("a.x", "a.s", checked.alias("i"))
     frame = frame.select(f.col("s").alias("x.y"), "i", f.col("x").alias("z"))
     assert assert_same(frame.withColumnRenamed("z", "id")).num_rows == 60
 

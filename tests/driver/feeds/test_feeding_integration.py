@@ -234,9 +234,8 @@ def test_warning_names_the_nodes_that_have_returned_and_left_rows(
         report = cluster.feed(range(1000))
         assert (report.rows_used, report.epochs) == (0, 0)
         for epochs in (1, 3):
-            assert cluster.feed(str(tmp_path), epochs=epochs).rows_unused == 100 * epochs, (
-                "of files"
-            )
+            unused = cluster.feed(str(tmp_path), epochs=epochs).rows_unused
+            assert unused == 100 * epochs, "of files"
     assert caplog.text.count("rows were not used: map_fun has returned") == 4
     assert "terminate() on worker:0, worker:1" in caplog.text
 

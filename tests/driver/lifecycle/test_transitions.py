@@ -88,9 +88,8 @@ class Play(Played):
 
 
 def sent(actions: list[states.Action], kind: type) -> list[str]:
-    return [
-        a.agent_id for a in actions if isinstance(a, states.Send) and isinstance(a.message, kind)
-    ]
+    sent = [a for a in actions if isinstance(a, states.Send) and isinstance(a.message, kind)]
+    return [a.agent_id for a in sent]
 
 
 def resumes(actions: list[states.Action]) -> set[Resume]:

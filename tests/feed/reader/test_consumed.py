@@ -279,9 +279,7 @@ def test_epochs_that_need_not_be_told_any_more_are_forgotten() -> None:
             assert len(list(batches)) == 3
             it.reader.on_message(FeedCovered(FEED, epoch - 1))
         told = [row for row in it.position(None) if row[0] >= 2]
-        assert told == [
-            (epoch, row) for epoch in (2, 3) for row in range(epoch * 10, epoch * 10 + 10)
-        ]
+        assert told == [(n, row) for n in (2, 3) for row in range(n * 10, n * 10 + 10)]
         assert len(it.reader._cursor.consumed._segments) == 4
 
 

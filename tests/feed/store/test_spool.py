@@ -297,9 +297,8 @@ class Moves(RuleBasedStateMachine):
         tenths=st.integers(1, 60), disk=st.booleans(), keeps=st.booleans(), most=st.integers(2, 9)
     )
     def begins(self, tenths: int, disk: bool, keeps: bool, most: int) -> None:
-        limits = StoreLimits(
-            NBYTES * tenths // 10, 2 * NBYTES * disk, Path(self.folder.name), keeps
-        )
+        folder = Path(self.folder.name)
+        limits = StoreLimits(NBYTES * tenths // 10, 2 * NBYTES * disk, folder, keeps)
         self.it = Node(limits, most)
         self.epoch = self.generation = self.row = 0
         self.ranges: dict[int, list[tuple[int, int, int]]] = {}

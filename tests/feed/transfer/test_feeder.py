@@ -185,9 +185,8 @@ def test_rows_are_stored_once_each_in_order(is_near: bool, monkeypatch: pytest.M
         assert node.values == list(range(1001))
         assert [piece.rows[0] for piece in node.spooled] == list(range(0, 1001, 100))
         assert {piece.is_descriptor for piece in node.spooled} == {is_near}
-        assert {piece.header for piece in node.spooled} == {
-            PutHeader(FEED, 0, "run", 4, 3, keep=True)
-        }
+        header = PutHeader(FEED, 0, "run", 4, 3, keep=True)
+        assert {piece.header for piece in node.spooled} == {header}
 
 
 def test_small_batches_are_joined_and_large_ones_halved() -> None:

@@ -55,9 +55,8 @@ def classifier() -> Any:
 
 
 def assembled(*estimators: Any) -> Pipeline:
-    return Pipeline(
-        stages=[VectorAssembler(inputCols=["a", "b"], outputCol="features"), *estimators]
-    )
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="features")
+    return Pipeline(stages=[assembler, *estimators])
 
 
 def estimator(**params: Any) -> Any:

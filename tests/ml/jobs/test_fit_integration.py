@@ -41,9 +41,8 @@ def data_of(spark: SparkSession) -> DataFrame:
         for n in range(len(SIZES))
     ]
     rows = spark.sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
-    return spark.createDataFrame(
-        rows, "features array<float>, label float, weight float, held boolean"
-    )
+    schema = "features array<float>, label float, weight float, held boolean"
+    return spark.createDataFrame(rows, schema)
 
 
 def fit(data: DataFrame, made: Any = network) -> Any:

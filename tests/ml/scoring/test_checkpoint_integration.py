@@ -74,9 +74,7 @@ def committed(spark: SparkSession, folder: Path) -> set[int]:
 
 def check(found: DataFrame, ids: range) -> None:
     there = sorted(found.collect(), key=lambda row: row.id)
-    assert [(row["a.key"], row.id, row.twice) for row in there] == [
-        (f"r{i}", i, 2 * i) for i in ids
-    ]
+    assert [(r["a.key"], r.id, r.twice) for r in there] == [(f"r{i}", i, 2 * i) for i in ids]
 
 
 def test_call_after_an_error_scores_rows_without_a_result(table: DataFrame, tmp_path: Path) -> None:

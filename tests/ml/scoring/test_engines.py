@@ -136,9 +136,8 @@ class AsyncLLM(LLM):
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     it, sampling = ModuleType("vllm"), ModuleType("vllm.sampling_params")
-    it.__dict__.update(
-        LLM=LLM, AsyncLLMEngine=AsyncLLM, AsyncEngineArgs=dict, SamplingParams=Params
-    )
+    engines = {"LLM": LLM, "AsyncLLMEngine": AsyncLLM, "AsyncEngineArgs": dict}
+    it.__dict__.update(engines, SamplingParams=Params)
     sampling.__dict__.update(RequestOutputKind=SimpleNamespace(FINAL_ONLY=2))
     monkeypatch.setitem(sys.modules, "vllm", it)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", sampling)

@@ -114,9 +114,7 @@ def test_function_may_return_the_only_column_and_shapes_its_input(frame: DataFra
     found = predict(
         holes, sums, ["x"], "double", input_shapes={"x": [3, 1]}, handle_invalid="keep", keep=False
     ).collect()
-    assert [row.prediction for row in found] == [
-        None if i == 3 else 3.0 * i + 1 for i in range(ROWS)
-    ]
+    assert [r.prediction for r in found] == [None if i == 3 else 3.0 * i + 1 for i in range(ROWS)]
 
 
 def test_function_that_fails_is_named_with_rows_and_partition(frame: DataFrame) -> None:

@@ -321,9 +321,8 @@ def test_columns_come_as_spark_gives_them(tmp_path: Path) -> None:
     source = list_files(str(write(tmp_path / "a", table)))
     result = read(source, 2)
     for name, (_, kind, value) in there.items():
-        assert source.schema.field(name).equals(
-            pa.field(name, kind or source.schema.field(name).type)
-        )
+        field = source.schema.field(name)
+        assert field.equals(pa.field(name, kind or field.type))
         assert result[name].to_pylist() == [value, value]
     assert [field.name for field in source.schema.field("vector").type] == list(dense)
     assert source.schema.metadata is None
