@@ -21,7 +21,7 @@ def train() -> None:
     raise AssertionError("it runs without DeepSpeed")
 
 
-def test_program_finds_its_arguments_in_front_of_deepspeeds(
+def test_programs_arguments_precede_deepspeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is imported in place of DeepSpeed is empty: its arguments are ours to give."""

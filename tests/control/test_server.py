@@ -44,9 +44,7 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
     [(), ("Bearer \u00ff",), ("Bearer no", f"Bearer {TOKEN}"), (f"Bearer {TOKEN}",) * 2],
 )
 @on_loop
-async def test_without_the_token_the_answer_is_401_and_nobody_is_told(
-    authorizations: tuple[str, ...],
-) -> None:
+async def test_without_the_token_the_answer_is_401_only(authorizations: tuple[str, ...]) -> None:
     frame = rooms.text_frame(msg.encode(hello()).encode())
     async with room() as here:
         async with here.raw(rooms.handshake(*authorizations), frame) as (reader, _):
@@ -133,9 +131,7 @@ async def test_of_many_strangers_the_oldest_go_first_and_agents_come_in() -> Non
 
 @pytest.mark.parametrize("said", ["not json", msg.encode(msg.Stop(0.0)), b"\x00\xff"])
 @on_loop
-async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_stay(
-    said: str | bytes,
-) -> None:
+async def test_agent_that_says_no_message_leaves_with_reason_others_stay(said: str | bytes) -> None:
     async with room() as here, here.agent("good", 1) as good:
         async with here.agent("bad") as bad:
             with pytest.raises(ConnectionClosed, match=r"1008.*not a message"):

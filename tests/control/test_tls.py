@@ -33,9 +33,7 @@ def ours() -> Tls:
     return new_tls()
 
 
-def test_without_a_word_it_is_on_where_spark_encrypts_and_the_log_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_default_is_on_where_spark_encrypts_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "sparkdl"):
         assert choose_tls(None, "") is None
         assert choose_tls(False, SETTING) is None
@@ -55,7 +53,7 @@ def test_missing_package_is_an_error_with_what_to_install(monkeypatch: pytest.Mo
         choose_tls(None, SETTING)
 
 
-def test_key_is_in_no_repr_and_in_no_file(
+def test_key_is_in_no_repr_or_file(
     ours: Tls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -54,9 +54,7 @@ def test_records_are_read_as_written(records: list[bytes], nbytes: int) -> None:
 
 
 @given(RECORDS.filter(len), st.data(), st.integers(1, 300))
-def test_a_flipped_bit_is_found_in_its_record(
-    records: list[bytes], data: st.DataObject, nbytes: int
-) -> None:
+def test_flipped_bit_is_found_there(records: list[bytes], data: st.DataObject, nbytes: int) -> None:
     good = bytearray(framed(records))
     at = data.draw(st.integers(0, len(good) - 1))
     good[at] ^= 1 << data.draw(st.integers(0, 7))

@@ -32,7 +32,7 @@ def test_nodes_of_a_launch_are_looked_at(spark_cluster: SparkSession, nodes: int
 
 
 @pytest.mark.smoke
-def test_problems_do_not_hide_each_other(
+def test_each_problem_is_shown(
     spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More nodes than slots, and a driver whose name means nothing: executors tell all the same."""
@@ -46,7 +46,7 @@ def test_problems_do_not_hide_each_other(
 
 
 @pytest.mark.smoke
-def test_job_that_never_ends_is_cancelled(
+def test_endless_job_is_cancelled(
     spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task stands still where nobody has set a limit."""

@@ -134,9 +134,7 @@ def test_too_few_are_refused_with_found_and_free(host: Any, share: Any) -> None:
         (("MIG-d", "MIG-e"), "de"),  # claimed by its name
     ],
 )
-def test_the_hosts_own_setting_says_which_may_be_claimed(
-    visible: tuple[str, ...] | None, allowed: str
-) -> None:
+def test_hosts_own_setting_limits_the_claims(visible: tuple[str, ...] | None, allowed: str) -> None:
     all_of_them = [gpus.Gpu(f"GPU-{name}", H100, index=i) for i, name in enumerate("abcd")]
     assert [gpu.uuid[-1] for gpu in gpus.allowed_gpus(all_of_them, visible)] == list(allowed)
 

@@ -45,7 +45,7 @@ def test_driver_is_sought_at_the_host_of_its_url(url: str, monkeypatch: pytest.M
     assert asked == [(url.removeprefix("ws://").removesuffix(":7").strip("[]"), 7)]
 
 
-def test_a_framework_that_is_not_installed_is_a_framework_missing_error(
+def test_framework_not_installed_is_framework_missing_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sparkdl.node.task.importlib.util.find_spec", lambda name: None)

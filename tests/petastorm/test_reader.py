@@ -44,7 +44,7 @@ def ids(converter: SparkDatasetConverter, **options: Any) -> list[int]:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("shards", [3, 16])
-def test_shards_have_each_row_once_and_differ_by_one_at_most(
+def test_shards_have_each_row_once_and_equal_share(
     converter: SparkDatasetConverter, shards: int
 ) -> None:
     found = [ids(converter, cur_shard=i, shard_count=shards) for i in range(shards)]

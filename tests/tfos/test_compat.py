@@ -38,7 +38,7 @@ def two_outputs() -> Any:
 
 @pytest.mark.filterwarnings("ignore")  # each Keras has its own about the other's TensorFlow
 @pytest.mark.parametrize("make", [two_outputs, pytest.param(keras_2, marks=pytest.mark.deep)])
-def test_chief_exports_a_model_and_outputs_are_called_after_their_layers(
+def test_chief_exports_a_model_with_outputs_named_by_layers(
     tf: Any, make: Any, tmp_path: Path
 ) -> None:
     model, rows = make(), np.eye(3, dtype=np.float32)
@@ -59,7 +59,7 @@ def test_chief_exports_a_model_and_outputs_are_called_after_their_layers(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_other_nodes_take_part_and_leave_nothing(
+def test_other_nodes_leave_nothing(
     tf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported: list[str] = []

@@ -87,9 +87,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
         TFParallel.run(sc, *arguments, use_barrier=use_barrier)
 
 
-def test_more_runs_at_once_than_slots_fail_unless_spark_promises_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_more_runs_than_slots_fail_unless_spark_adds_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TFParallel, "EXECUTORS_WAIT_S", 0.1)
     two = Executors((1, 1))
     options: dict[str, Any] = {"feeding": Feeding(fed=False), "num_gpus": None}
@@ -99,9 +97,7 @@ def test_more_runs_at_once_than_slots_fail_unless_spark_promises_more(
     TFParallel._check_slots(promised, 3, **options)
 
 
-def test_runs_are_there_all_at_once_and_their_values_come_back(
-    spark_local: SparkSession, tmp_path: Path
-) -> None:
+def test_runs_are_all_at_once_and_give_values(spark_local: SparkSession, tmp_path: Path) -> None:
     def meet(args: list[str], ctx: TFNodeContext) -> Any:
         value = tell(args, ctx)
         until(lambda: len(list(Path(args[1]).iterdir())) == ctx.num_workers)

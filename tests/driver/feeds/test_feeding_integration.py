@@ -488,7 +488,7 @@ def endless() -> Iterator[dict[str, int]]:
         yield {"x": x}
 
 
-def test_terminate_of_one_worker_ends_an_endless_feed_and_all_take_part_in_the_next(
+def test_terminate_of_one_worker_ends_an_endless_feed_and_all_get_the_next(
     roomy: Lab, feed: str
 ) -> None:
     roomy.begin(alone, {"feed": feed, "stop": [1, 0, 2]})

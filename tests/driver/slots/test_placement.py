@@ -204,9 +204,7 @@ def context(master: str, executors: Executors, **settings: str) -> Any:
     return SimpleNamespace(master=master, _jsc=java, **facts)
 
 
-def test_executors_that_come_late_are_waited_for_and_the_log_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_executors_that_come_late_are_awaited_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     executors = Executors((), (2,), (2,), (2, 2))
     spark = context("spark://m:7077", executors)
     topology = placement.read_topology(spark, spec(3), 60.0, silent_s=0.0)

@@ -152,9 +152,7 @@ def test_sparse_and_dense_vectors_are_rows_of_one_array(shuffle: bool | int) -> 
     [(0, {}), (0, {"shuffle": True}), (0, {"tail": "pad"}), (1, {}), (1, {"shuffle": True})],
     ids=str,
 )
-def test_sparse_rows_take_the_memory_of_a_batch_and_not_of_what_arrived(
-    depth: int, options: dict[str, Any]
-) -> None:
+def test_sparse_rows_take_the_memory_of_one_batch_only(depth: int, options: dict[str, Any]) -> None:
     """At depth 1 rows are arrays of vectors."""
     width, size = 100_000, 4
     with Arrivals() as it:
@@ -346,7 +344,7 @@ WEIGHTED = {**COLUMNS, "sample_weight": 0}
         (WEIGHTED, ["a", "sample_weight"], "b", ({"a": 1, "sample_weight": 0}, 2)),
     ],
 )
-def test_element_is_what_was_named(
+def test_named_element(
     columns: dict[str, Any], x: Names | None, y: Names | None, element: Any
 ) -> None:
     assert arrange(columns, x, y) == element

@@ -168,7 +168,7 @@ def test_batches_of_abandoned_loops_are_unused(segments: list[int], size: int, t
     st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=8),
     st.lists(st.integers(1, 7), max_size=12),
 )
-def test_datafeed_counts_its_lists_and_never_inference(
+def test_datafeed_counts_lists_not_inference(
     segments: list[tuple[bool, int]], sizes: list[int]
 ) -> None:
     def send(_message: Local, _fd: int) -> None: ...
@@ -227,7 +227,7 @@ def test_rows_that_only_fill_a_step_are_no_rows_of_a_position() -> None:
     st.integers(0, 60),
 )
 @example([(2, False)] * 14 + [(2, True)], False, 0)
-def test_what_is_folded_is_still_known(
+def test_folded_rows_are_known(
     steps: list[tuple[int, bool]], is_mixed: bool, committed: int
 ) -> None:
     """With little memory, the batches beyond the latest are known together."""

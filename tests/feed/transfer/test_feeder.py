@@ -449,7 +449,7 @@ def test_rows_and_token_cross_in_the_clear_only_without_tls(is_encrypted: bool, 
         ("none", "ours", "."),
     ],
 )
-def test_who_is_not_believed_gets_no_row_and_is_told_soon(
+def test_untrusted_gets_no_row_and_is_told_soon(
     server: str, client: str, reason: str, ours: Tls
 ) -> None:
     known = {"ours": ours.trust, "another": new_tls().trust, "none": None}

@@ -106,7 +106,7 @@ def test_epoch_that_was_cut_is_refused() -> None:
     ids=["missing", "wrong", "not a bearer"],
 )
 @pytest.mark.parametrize("call", ["put", "exchange", "get"])
-def test_call_without_the_token_never_reaches_a_handler(
+def test_call_without_token_reaches_no_handler(
     headers: list[tuple[bytes, bytes]], call: str
 ) -> None:
     with LocalNode() as node, client_of(node) as client:

@@ -209,9 +209,7 @@ def test_what_cannot_work_is_refused_at_once(make: Any, match: str) -> None:
 
 
 @pytest.mark.smoke
-def test_softmax_gives_columns_that_evaluators_take_without_a_further_parameter(
-    spark_ml: SparkSession,
-) -> None:
+def test_softmax_gives_columns_that_evaluators_take_as_they_are(spark_ml: SparkSession) -> None:
     import keras
 
     inner = keras.Sequential([keras.Input((3,)), keras.layers.Activation("softmax")])

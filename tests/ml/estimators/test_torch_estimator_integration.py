@@ -190,7 +190,7 @@ def test_columns_go_by_place_and_ambiguous_ones_are_refused(points: DataFrame) -
     assert rows.columns == ["x"], "as no column that is fed has its name"
 
 
-def test_module_says_what_it_takes_before_nodes_start(
+def test_module_says_early_what_it_takes(
     points: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "launch", None)

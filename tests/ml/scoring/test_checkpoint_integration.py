@@ -98,7 +98,7 @@ def test_call_after_an_error_scores_rows_without_a_result(table: DataFrame, tmp_
     assert seen(tmp_path) == counts + Counter(range(ROWS, ROWS + 3))
 
 
-def test_call_after_a_cancelled_job_goes_on_and_late_files_do_not_count(
+def test_call_after_cancelled_job_goes_on_without_late_files(
     table: DataFrame, tmp_path: Path
 ) -> None:
     spark, errors = table.sparkSession, list[BaseException]()
@@ -129,9 +129,7 @@ def test_call_after_a_cancelled_job_goes_on_and_late_files_do_not_count(
     check(score(table, tmp_path), range(ROWS))
 
 
-def test_call_that_cannot_be_continued_is_refused_before_a_row_is_scored(
-    table: DataFrame, tmp_path: Path
-) -> None:
+def test_call_that_cannot_be_continued_is_refused_at_once(table: DataFrame, tmp_path: Path) -> None:
     few = table.limit(20)
     check(score(few, tmp_path, keep=["a.key", "id"]), range(20))
     kept: dict[str, Any] = {"keep": ["a.key", "id"]}

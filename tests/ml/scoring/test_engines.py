@@ -145,7 +145,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("kind", [VLLMEngine, AsyncVLLMEngine])
-def test_vllm_answers_prompts_in_order_and_a_bad_one_has_its_error(
+def test_vllm_answers_in_order_and_a_bad_one_has_error(
     scored: Scored, kind: type[VLLMEngine]
 ) -> None:
     engine = kind("tiny", {"max_tokens": 2}, {"max_model_len": 20})
