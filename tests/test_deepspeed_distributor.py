@@ -21,9 +21,7 @@ def train() -> None:
     raise AssertionError("it runs without DeepSpeed")
 
 
-def test_programs_arguments_precede_deepspeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_arguments_precede_deepspeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is imported in place of DeepSpeed is empty: its arguments are ours to give."""
     (tmp_path / "deepspeed.py").touch()
     monkeypatch.syspath_prepend(tmp_path)

@@ -151,9 +151,7 @@ def test_a_launch_is_a_run_with_metrics_parameters_and_its_parent(
 
 @pytest.mark.smoke
 @pytest.mark.usefixtures("tracked")
-def test_failure_is_told_with_root_cause_and_interrupt_is_none(
-    place: Store, choose: Choose
-) -> None:
+def test_failure_is_told_by_root_cause_an_interrupt_is_not(place: Store, choose: Choose) -> None:
     def fail(args: None, ctx: NodeContext) -> None:
         raise ValueError("no such kind")
 

@@ -177,9 +177,7 @@ def test_shutdown_raises_what_a_node_raised_once_and_the_next_run_is_not_spoilt(
 
 
 @pytest.mark.parametrize("input_mode", list(TFCluster.InputMode))
-def test_shutdown_waits_for_training_at_any_grace(
-    run: Run, input_mode: TFCluster.InputMode
-) -> None:
+def test_shutdown_awaits_training_at_any_grace(run: Run, input_mode: TFCluster.InputMode) -> None:
     def export(args: Any, ctx: NodeContext) -> str:
         if args[0] is SPARK:
             assert len(ctx.get_data_feed().next_batch(100)) == 20

@@ -99,9 +99,7 @@ def test_keras_is_shimmed_for_several_trainers_only(
 
 
 @pytest.mark.tensorflow
-def test_generated_code_is_in_agents_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_generated_code_is_in_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from tensorflow.python.autograph.pyct import loader
 
     monkeypatch.setattr(loader, "tempfile", loader.tempfile)  # undone afterwards

@@ -109,9 +109,7 @@ def write(ctx: NodeContext, step: int) -> None:
         (folder / "deep" / f"part-{ctx.rank}").write_text(f"{step}")
 
 
-def test_nodes_upload_parts_and_one_the_manifest(
-    contexts: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_nodes_upload_parts_and_a_manifest(contexts: Callable[..., Any], tmp_path: Path) -> None:
     it = contexts()
     write(it.nodes[1], 1)
     assert it.store.newest() is None, "a part is no checkpoint"

@@ -45,9 +45,7 @@ def test_driver_is_sought_at_the_host_of_its_url(url: str, monkeypatch: pytest.M
     assert asked == [(url.removeprefix("ws://").removesuffix(":7").strip("[]"), 7)]
 
 
-def test_framework_not_installed_is_framework_missing_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_framework_is_a_framework_missing_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkdl.node.task.importlib.util.find_spec", lambda name: None)
     with pytest.raises(LaunchError) as raised:
         check_executor(spec("torch"), "ws://127.0.0.1:1")

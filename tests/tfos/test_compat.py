@@ -38,9 +38,7 @@ def two_outputs() -> Any:
 
 @pytest.mark.filterwarnings("ignore")  # each Keras has its own about the other's TensorFlow
 @pytest.mark.parametrize("make", [two_outputs, pytest.param(keras_2, marks=pytest.mark.deep)])
-def test_chief_exports_a_model_with_outputs_named_by_layers(
-    tf: Any, make: Any, tmp_path: Path
-) -> None:
+def test_chief_exports_a_model_with_outputs_by_layers(tf: Any, make: Any, tmp_path: Path) -> None:
     model, rows = make(), np.eye(3, dtype=np.float32)
     target = tmp_path / "deep" / "model"
     compat.export_saved_model(model, str(target), is_chief=True)
@@ -59,9 +57,7 @@ def test_chief_exports_a_model_with_outputs_named_by_layers(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_other_nodes_leave_nothing(
-    tf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_leave_nothing(tf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exported: list[str] = []
 
     monkeypatch.chdir(tmp_path)

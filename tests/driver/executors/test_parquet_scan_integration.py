@@ -253,9 +253,7 @@ def test_settings_that_change_what_spark_reads(
         spark_local.conf.unset(name)
 
 
-def test_options_schemas_and_caches_that_change_rows(
-    spark_local: SparkSession, folder: Path
-) -> None:
+def test_options_schemas_caches_that_change_rows(spark_local: SparkSession, folder: Path) -> None:
     def refused(frame: DataFrame, reason: str) -> None:
         with pytest.raises(ConfigError, match=reason):
             scanned_files(frame, is_local=True)

@@ -145,9 +145,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("kind", [VLLMEngine, AsyncVLLMEngine])
-def test_vllm_answers_in_order_and_a_bad_one_has_error(
-    scored: Scored, kind: type[VLLMEngine]
-) -> None:
+def test_vllm_answers_in_order_and_names_errors(scored: Scored, kind: type[VLLMEngine]) -> None:
     engine = kind("tiny", {"max_tokens": 2}, {"max_model_len": 20})
     found = scored(engine, "a b c", "d", "", "e f", error_col="why")
     assert [row["text"] for row in found] == ["c b", "d", None, "f e"]
