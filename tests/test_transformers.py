@@ -99,14 +99,19 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     )
     resumed = ctx.last_checkpoint
     result = trainer.train(resume_from_checkpoint=checkpoint.path if checkpoint else None)
-    history = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     return {
-        "seen": model.seen.tolist(),
-        "steps": result.global_step,
-        "resumed_at": resumed.step if resumed else None,
-        "eval_losses": history,
+        **{
+            "seen": model.seen.tolist(),
+            "steps": result.global_step,
+            "eval_losses": losses(trainer),
+        },
+        **{"resumed_at": resumed.step if resumed else None},
         "weight": model.head.weight.detach().numpy(),
     }
+
+
+def losses(trainer: Any) -> list[float]:
+    return [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
 
 
 def source(args: dict[str, Any], ctx: NodeContext) -> Any:
@@ -191,8 +196,7 @@ def tune(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
         eval_dataset=prepared(ctx.hf_dataset(2, feed="validation")),
     )
     trainer.train()
-    found = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    return {"losses": found, "steps": trainer.state.global_step}
+    return {"losses": losses(trainer), "steps": trainer.state.global_step}
 
 
 @pytest.mark.smoke

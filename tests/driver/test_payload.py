@@ -74,7 +74,7 @@ def test_function_and_arguments_come_back_from_the_payload() -> None:
          "the argument 'x' (_thread.lock)"),
     ],
 )  # fmt: skip
-def test_unpicklable_thing_is_named(
+def test_what_refuses_to_be_pickled_is_named(
     map_fun: Callable[..., Any], args: Any, unpicklable: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -84,7 +84,7 @@ def test_lines_that_came_too_fast_to_be_shown_are_told_and_the_rest_is_whole(log
         (b"x" * 5000, ("x" * 2000,)),
     ],
 )
-def test_lines_are_a_terminals_last_ones(
+def test_lines_are_what_a_terminal_would_show_last(
     log: ChildLog, data: bytes, lines: tuple[str, ...]
 ) -> None:
     write(log, data)

@@ -227,7 +227,7 @@ def test_rows_that_only_fill_a_step_are_no_rows_of_a_position() -> None:
     st.integers(0, 60),
 )
 @example([(2, False)] * 14 + [(2, True)], False, 0)
-def test_folded_rows_are_known(
+def test_what_is_folded_is_still_known(
     steps: list[tuple[int, bool]], is_mixed: bool, committed: int
 ) -> None:
     """With little memory, the batches beyond the latest are known together."""

@@ -107,13 +107,8 @@ def again(n):
     return again(n - 1) if n else make
 print(identity(functools.partial(make, path="q")), identity(again))
 """
-    changes = {"": "", "\nclass": "\n\n# moved\nclass"}
-    changes |= {
-        "VERSION, log = {": "VERSION, log = {'d', ",
-        '"x"': '"y"',
-        '"w"': '"z"',
-        'h="q"': 'h="r"',
-    }
+    changes = {"": "", "\nclass": "\n\n# moved\nclass", '"x"': '"y"', '"w"': '"z"'}
+    changes |= {"VERSION, log = {": "VERSION, log = {'d', ", 'h="q"': 'h="r"'}
 
     def told(number: int, change: tuple[str, str]) -> str:
         file = tmp_path / f"{number}.py"

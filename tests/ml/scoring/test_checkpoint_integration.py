@@ -98,7 +98,7 @@ def test_call_after_an_error_scores_rows_without_a_result(table: DataFrame, tmp_
     assert seen(tmp_path) == counts + Counter(range(ROWS, ROWS + 3))
 
 
-def test_call_after_cancelled_job_goes_on_without_late_files(
+def test_call_after_a_cancelled_job_goes_on_and_late_files_do_not_count(
     table: DataFrame, tmp_path: Path
 ) -> None:
     spark, errors = table.sparkSession, list[BaseException]()
@@ -157,11 +157,7 @@ def test_call_that_cannot_be_continued_is_refused_at_once(table: DataFrame, tmp_
             score(frame, tmp_path, **change)
     assert not (tmp_path / "new").exists()
     assert seen(tmp_path) == Counter(range(20))
-    holes: dict[str, Any] = {
-        "handle_invalid": "skip",
-        "keep": ["v"],
-        "checkpoint": str(tmp_path / "holes"),
-    }
+    holes = {"handle_invalid": "skip", "keep": ["v"], "checkpoint": str(tmp_path / "holes")}
     for _ in range(2):
         found = score(few.withColumn("id", f.nullif("id", f.lit(3))), tmp_path, **holes)
         assert found.count() == 19

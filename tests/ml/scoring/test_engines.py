@@ -193,10 +193,8 @@ def test_transformers_generates_what_it_does_for_a_prompt_alone(tiny: Path, scor
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     prompts = ["red", "red green blue green", "blue blue"]
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(tiny),
-        AutoTokenizer.from_pretrained(tiny),
-    )
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
     options = {"max_new_tokens": 5, "do_sample": False}
 
     def alone(prompt: str) -> list[int]:
@@ -205,9 +203,8 @@ def test_transformers_generates_what_it_does_for_a_prompt_alone(tiny: Path, scor
 
     def check(found: list[dict[str, Any]], given: list[str]) -> None:
         tokens = [alone(prompt) for prompt in given]
-        assert [row["text"] for row in found] == [
-            tokenizer.decode(each, skip_special_tokens=True) for each in tokens
-        ]
+        texts = [tokenizer.decode(each, skip_special_tokens=True) for each in tokens]
+        assert [row["text"] for row in found] == texts
         assert [row["tokens"] for row in found] == list(map(len, tokens))
         reasons = ["stop" if each[-1] == 1 else "length" for each in tokens]
         assert [row["finish_reason"] for row in found] == reasons
@@ -222,10 +219,9 @@ def test_columns_that_an_engine_does_not_have_are_refused() -> None:
     text, number = t.StructField("p", t.StringType()), t.StructField("n", t.LongType())
     schema = t.StructType([text, number])
     engine.check(schema, ["p"], ["text", "tokens"])
-    with pytest.raises(ConfigError, match=r"input_cols=\['p', 'n'\] must be one column of text"):
-        engine.check(schema, ["p", "n"], ["text"])
-    with pytest.raises(ConfigError, match=r"input_cols=\['n'\] must be one column of text"):
-        engine.check(schema, ["n"], ["text"])
+    for names in (["p", "n"], ["n"]):
+        with pytest.raises(ConfigError, match=r"input_cols=\[.*'n'\] must be one column of text"):
+            engine.check(schema, names, ["text"])
     with pytest.raises(ConfigError, match="names 'answer', and TransformersEngine gives text, tok"):
         engine.check(schema, ["p"], ["answer"])
     with pytest.raises(ConfigError, match="n=2 must be 1"):
