@@ -33,7 +33,7 @@ sys.exit(3)
 
 @pytest.mark.smoke
 @pytest.mark.torch
-def test_program_runs_in_some_processes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_program_runs_in_many_processes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "beside.py").write_text("WORD = 'found'")
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)

@@ -22,7 +22,9 @@ def test_link_is_the_path_in_the_repository(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("url", ["https://docs.example.org/0.1", "https://docs.example.org/0.1/"])
-def test_docs_url_makes_it_an_address_on_it(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_docs_url_makes_it_the_address_on_that_site(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
     monkeypatch.setenv("SPARKDL_DOCS_URL", url)
     assert docs_page("deployment") == "https://docs.example.org/0.1/docs/deployment.html"
     note = "See https://docs.example.org/0.1/docs/troubleshooting.html#feedtypeerror"

@@ -269,7 +269,9 @@ def test_dataset_is_read_in_the_nodes_process_alone() -> None:
             iter(data)
 
 
-def test_accelerate_that_takes_loaders_anew_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_that_takes_loaders_in_another_way_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     here = SimpleNamespace(prepare_data_loader=lambda loader: loader)
     monkeypatch.setitem(sys.modules, "accelerate", SimpleNamespace(accelerator=here))
     monkeypatch.setitem(sys.modules, "accelerate.accelerator", here)

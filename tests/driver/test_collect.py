@@ -115,7 +115,9 @@ def test_only_nodes_that_run_map_fun_and_train_are_awaited() -> None:
         ([(1, part(5, problem="OSError: full")), (0, part(5))], "its part: OSError: full"),
     ],
 )
-def test_first_node_hears_problem(calls: list[tuple[int, CheckpointPart]], problem: str) -> None:
+def test_first_node_hears_why_it_waits_in_vain(
+    calls: list[tuple[int, CheckpointPart]], problem: str
+) -> None:
     word = told(Checkpoints("c", CoverageStore()), *calls)[-1]
     assert word is not None
     assert problem in word.problem

@@ -99,7 +99,9 @@ def test_keras_is_shimmed_for_several_trainers_only(
 
 
 @pytest.mark.tensorflow
-def test_generated_code_is_in_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_generated_code_lies_where_the_agent_deletes_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from tensorflow.python.autograph.pyct import loader
 
     monkeypatch.setattr(loader, "tempfile", loader.tempfile)  # undone afterwards

@@ -114,7 +114,9 @@ def test_killed_process_costs_what_came_after_the_last_commit(tmp_path: Path) ->
         ({"num_proc": None}, "needs num_proc"),
     ],
 )
-def test_bad_run_refused(wrong: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_run_is_refused(
+    wrong: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "soon")
     with pytest.raises(ConfigError, match=why):
         run(print, **{"num_proc": 2, **LOCAL, **wrong})

@@ -102,7 +102,9 @@ def test_no_gpu_is_seen_where_none_is_wanted(host: Any) -> None:
     [("0123", 2, [("0", "1"), ("2", "3")]), ("012", 2, [("0",), ("1",)]), ("01", 1, [("0", "1")]),
      ("0", 2, [(), ()]), ("", 2, [(), ()]), ("01", 0, [])],
 )  # fmt: skip
-def test_nodes_of_a_task_are_apart(assigned: str, nodes: int, parts: list[tuple[str, ...]]) -> None:
+def test_nodes_inside_one_task_share_no_gpu(
+    assigned: str, nodes: int, parts: list[tuple[str, ...]]
+) -> None:
     assert gpus.split_gpus(tuple(assigned), nodes) == parts
 
 

@@ -57,7 +57,9 @@ def test_chief_exports_a_model_with_outputs_by_layers(tf: Any, make: Any, tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_others_leave_nothing(tf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_nodes_take_part_and_leave_nothing(
+    tf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exported: list[str] = []
 
     monkeypatch.chdir(tmp_path)

@@ -218,11 +218,11 @@ def test_columns_that_an_engine_does_not_have_are_refused() -> None:
     engine = TransformersEngine("tiny")
     text, number = t.StructField("p", t.StringType()), t.StructField("n", t.LongType())
     schema = t.StructType([text, number])
-    engine.check(schema, ["p"], ["text", "tokens"])
+    engine._check(schema, ["p"], ["text", "tokens"])
     for names in (["p", "n"], ["n"]):
         with pytest.raises(ConfigError, match=r"input_cols=\[.*'n'\] must be one column of text"):
-            engine.check(schema, names, ["text"])
+            engine._check(schema, names, ["text"])
     with pytest.raises(ConfigError, match="names 'answer', and TransformersEngine gives text, tok"):
-        engine.check(schema, ["p"], ["answer"])
+        engine._check(schema, ["p"], ["answer"])
     with pytest.raises(ConfigError, match="n=2 must be 1"):
         VLLMEngine("tiny", {"n": 2})
