@@ -33,9 +33,7 @@ sys.exit(3)
 
 @pytest.mark.smoke
 @pytest.mark.torch
-def test_program_runs_in_several_processes(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_program_runs_in_many_processes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "beside.py").write_text("WORD = 'found'")
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
@@ -48,9 +46,7 @@ def test_program_runs_in_several_processes(
 
 
 @pytest.mark.smoke
-def test_status_is_that_of_the_program_that_failed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_status_is_the_failed_programs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     program = tmp_path / "fails.py"
     program.write_text(FAILS)
     assert main(["run", sys.executable, str(program)]) == 3

@@ -21,9 +21,7 @@ def train() -> None:
     raise AssertionError("it runs without DeepSpeed")
 
 
-def test_program_finds_its_arguments_in_front_of_deepspeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_arguments_precede_deepspeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is imported in place of DeepSpeed is empty: its arguments are ours to give."""
     (tmp_path / "deepspeed.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
@@ -58,8 +56,6 @@ def test_missing_deepspeed_says_where_to_install_it(monkeypatch: pytest.MonkeyPa
         ({"deepspeedConfig": __file__}, "cannot be used: "),
     ],
 )
-def test_bad_arguments_are_refused_before_anything_starts(
-    options: dict[str, Any], said: str
-) -> None:
+def test_bad_arguments_are_refused_before_any_start(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         sparkdl.DeepspeedTorchDistributor(useGpu=False, **options)

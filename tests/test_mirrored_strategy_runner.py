@@ -46,9 +46,7 @@ def place(**kwargs: Any) -> dict[str, Any]:
 
 
 @pytest.mark.deep
-def test_a_function_without_a_strategy_trains_on_two_nodes_as_on_one(
-    spark_local: SparkSession,
-) -> None:
+def test_function_without_strategy_trains_on_two_nodes_as_on_one(spark_local: SparkSession) -> None:
     pair = sparkdl.MirroredStrategyRunner(num_slots=2, use_gpu=False)
     assert pair.get_num_tasks() == 2
     found = pair.run(train, epochs=2)
@@ -84,9 +82,7 @@ def test_bad_arguments_are_refused_as_a_value_error(options: dict[str, Any], sai
     ("amount", "slots", "found"),
     [("1", 3, (3, 1)), ("2", 4, (2, 2)), ("4", 3, (1, 3)), ("0.5", 2, (2, 1)), ("2", 3, "multip")],
 )
-def test_gpus_are_shared_out_as_spark_gives_them_to_tasks(
-    amount: str, slots: int, found: Any
-) -> None:
+def test_gpus_are_shared_as_spark_gives_them_to_tasks(amount: str, slots: int, found: Any) -> None:
     spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda key, default: amount))
     if isinstance(found, str):
         with pytest.raises(ConfigError, match=found):

@@ -133,9 +133,8 @@ def test_a_launch_is_a_run_with_metrics_parameters_and_its_parent(
     choose(place.uri, "launches")
     with mlflow.start_run(run_name="mine") as mine:
         checkpoints = str(tmp_path / "checkpoints")
-        with launch(
-            falling, 10.0, checkpoint_dir=checkpoints, feeding=Feeding(fed=False)
-        ) as cluster:
+        feeding = Feeding(fed=False)
+        with launch(falling, 10.0, checkpoint_dir=checkpoints, feeding=feeding) as cluster:
             cluster.results(SOON_S)
     assert sparkdl.mlflow.flush(SOON_S)
     run = place.runs("launches")["sparkdl launch"]
@@ -152,9 +151,7 @@ def test_a_launch_is_a_run_with_metrics_parameters_and_its_parent(
 
 @pytest.mark.smoke
 @pytest.mark.usefixtures("tracked")
-def test_a_failure_is_told_with_its_root_cause_and_an_interrupt_is_none(
-    place: Store, choose: Choose
-) -> None:
+def test_failure_is_told_by_root_cause_an_interrupt_is_not(place: Store, choose: Choose) -> None:
     def fail(args: None, ctx: NodeContext) -> None:
         raise ValueError("no such kind")
 

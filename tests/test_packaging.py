@@ -147,9 +147,7 @@ def test_programs_of_the_wheel_run_outside_of_the_checkout(installed: Path) -> N
 @pytest.mark.smoke
 @pytest.mark.spark
 @pytest.mark.torch
-def test_demo_and_first_program_of_the_readme_need_no_extra_but_torch(
-    wheel: Path, tmp_path: Path
-) -> None:
+def test_demo_and_first_program_of_readme_need_only_torch(wheel: Path, tmp_path: Path) -> None:
     blocks = blocks_of((ROOT / "README.md").read_text(encoding="utf-8"))
     code = next(each.code for each in blocks if each.heading == "The first program")
     for large, small in {"20_000": "2_000", "=50": "=2", "/tmp/": f"{tmp_path}/"}.items():
@@ -171,9 +169,7 @@ def test_every_extra_is_on_a_page(wheel: Path) -> None:
 
 
 @pytest.mark.smoke
-def test_every_module_of_the_wheel_imports_without_extras_or_says_what_it_lacks(
-    installed: Path,
-) -> None:
+def test_modules_of_the_wheel_import_without_extras_or_name_what_lacks(installed: Path) -> None:
     code = """
 import importlib, pkgutil, sparkdl
 for module in pkgutil.walk_packages(sparkdl.__path__, "sparkdl.", onerror=lambda name: None):

@@ -14,9 +14,7 @@ pytest.importorskip("mkdocs")
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    names = {
-        member.rpartition(".")[2] for _, _, members in REFERENCE.values() for member in members
-    }
+    names = {name.rpartition(".")[2] for _, _, members in REFERENCE.values() for name in members}
     inside = {"NodeFailedError", "SparkdlError", "__version__"}
     assert set(sparkdl.__all__) - inside <= names
 

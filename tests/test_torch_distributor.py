@@ -61,9 +61,7 @@ def train(steps: int, *, lr: float) -> dict[str, Any]:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("processes", [1, 2])
-def test_same_function_gives_the_same_as_by_pyspark(
-    spark_cluster: SparkSession, processes: int
-) -> None:
+def test_same_function_gives_pysparks_results(spark_cluster: SparkSession, processes: int) -> None:
     """Two of ours train as two of pyspark's do, or as one does with all rows."""
     import torch
     from pyspark.ml.torch.distributor import TorchDistributor

@@ -33,6 +33,13 @@ def rows(count: int = ROWS) -> pa.Table:
     return pa.table({"id": np.arange(count), "input_ids": tokens, "label": np.arange(count) % 2})
 
 
+def arguments(folder: str, batch: int, **given: Any) -> Any:
+    make: Any = import_module("transformers").TrainingArguments
+    sizes = {"per_device_train_batch_size": batch, "per_device_eval_batch_size": batch}
+    quiet = {"report_to": [], "disable_tqdm": True}
+    return make(output_dir=folder, max_steps=1000, **sizes, **quiet, **given)
+
+
 def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     """Train a tiny classifier, whose buffer counts the rows that all nodes have trained on."""
     import torch
@@ -64,9 +71,7 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
         pad = nn.utils.rnn.pad_sequence
         return {
             "id": torch.as_tensor([int(row["id"]) for row in given]),
-            "input_ids": pad(
-                [torch.as_tensor(row["input_ids"]) for row in given], batch_first=True
-            ),
+            "input_ids": pad([torch.as_tensor(r["input_ids"]) for r in given], batch_first=True),
             "mask": pad([torch.ones(len(row["input_ids"])) for row in given], batch_first=True),
             "labels": torch.as_tensor([int(row["label"]) for row in given]),
         }
@@ -80,23 +85,13 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     model = Model()
     checkpoint = Checkpoint() if args.get("saves") else None
     evaluated = ctx.torch_dataset(4, feed="validation") if args.get("evaluates") else None
+    strategies = {"save_strategy": args.get("saves") or "no", "save_steps": 2}
+    strategies |= {"eval_strategy": "epoch" if evaluated else "no", "logging_strategy": "no"}
+    strategies |= {"gradient_accumulation_steps": args.get("accumulates", 1)}
+    strategies |= {"remove_unused_columns": False, "ddp_broadcast_buffers": False}
     trainer = transformers.Trainer(
         model,
-        transformers.TrainingArguments(
-            output_dir=args["folder"],  # of both nodes
-            max_steps=args.get("max_steps", 1000),
-            per_device_train_batch_size=4,
-            per_device_eval_batch_size=4,
-            gradient_accumulation_steps=args.get("accumulates", 1),
-            remove_unused_columns=False,
-            save_strategy=args.get("saves") or "no",
-            save_steps=2,
-            eval_strategy="epoch" if evaluated else "no",
-            ddp_broadcast_buffers=False,
-            report_to=[],
-            logging_strategy="no",
-            disable_tqdm=True,
-        ),
+        arguments(args["folder"], 4, **strategies),  # the folder is of both nodes
         data_collator=collate,
         train_dataset=source(args, ctx),
         eval_dataset=evaluated,
@@ -104,14 +99,19 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     )
     resumed = ctx.last_checkpoint
     result = trainer.train(resume_from_checkpoint=checkpoint.path if checkpoint else None)
-    history = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     return {
-        "seen": model.seen.tolist(),
-        "steps": result.global_step,
-        "resumed_at": resumed.step if resumed else None,
-        "eval_losses": history,
+        **{
+            "seen": model.seen.tolist(),
+            "steps": result.global_step,
+            "eval_losses": losses(trainer),
+        },
+        **{"resumed_at": resumed.step if resumed else None},
         "weight": model.head.weight.detach().numpy(),
     }
+
+
+def losses(trainer: Any) -> list[float]:
+    return [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
 
 
 def source(args: dict[str, Any], ctx: NodeContext) -> Any:
@@ -187,27 +187,16 @@ def tune(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
             data = data.select_columns(["input_ids"]).with_format("arrow")
             return data.map(packed, batched=True, fn_kwargs={"length": 8}).with_format(None)
 
-    training = transformers.TrainingArguments(
-        output_dir=args["folder"],
-        max_steps=1000,
-        per_device_train_batch_size=2,
-        per_device_eval_batch_size=2,
-        eval_strategy="epoch",
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
     own.pad_token = own.eos_token
     trainer = transformers.Trainer(
         model,
-        training,
+        arguments(args["folder"], 2, eval_strategy="epoch", save_strategy="no"),
         data_collator=transformers.DataCollatorForLanguageModeling(own, mlm=False),
         train_dataset=prepared(ctx.hf_dataset(2)),
         eval_dataset=prepared(ctx.hf_dataset(2, feed="validation")),
     )
     trainer.train()
-    found = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    return {"losses": found, "steps": trainer.state.global_step}
+    return {"losses": losses(trainer), "steps": trainer.state.global_step}
 
 
 @pytest.mark.smoke

@@ -161,9 +161,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert not processes()
 
 
-def test_shutdown_raises_what_a_node_raised_only_once_and_the_next_run_is_not_spoilt(
-    run: Run,
-) -> None:
+def test_shutdown_raises_what_a_node_raised_once_and_the_next_run_is_not_spoilt(run: Run) -> None:
     def fail(args: None, ctx: NodeContext) -> None:
         ctx.get_data_feed().next_batch(1)
         raise ValueError("no such layer")
@@ -179,9 +177,7 @@ def test_shutdown_raises_what_a_node_raised_only_once_and_the_next_run_is_not_sp
 
 
 @pytest.mark.parametrize("input_mode", list(TFCluster.InputMode))
-def test_shutdown_waits_for_the_training_however_short_the_grace(
-    run: Run, input_mode: TFCluster.InputMode
-) -> None:
+def test_shutdown_awaits_training_at_any_grace(run: Run, input_mode: TFCluster.InputMode) -> None:
     def export(args: Any, ctx: NodeContext) -> str:
         if args[0] is SPARK:
             assert len(ctx.get_data_feed().next_batch(100)) == 20

@@ -81,10 +81,8 @@ def search(spark: Any, _folder: Path) -> None:
     found = tuning.search(
         *(spark, square, lambda trial: {"x": trial.suggest_int("x", 1, 3)}), trials=3, parallelism=2
     )
-    said(
-        "search",
-        [trial.user_attrs.get("error") or trial.state.name.lower() for trial in found.trials],
-    )
+    ends = [trial.user_attrs.get("error") or trial.state.name.lower() for trial in found.trials]
+    said("search", ends)
 
 
 def stages(_spark: Any, folder: Path) -> None:

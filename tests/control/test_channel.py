@@ -90,9 +90,7 @@ def test_a_message_without_its_descriptor_is_a_protocol_error() -> None:
 Pair = tuple[socket.socket, socket.socket]
 
 
-def test_a_descriptor_arrives_as_one_of_the_receivers_and_the_sender_keeps_its_own(
-    pair: Pair,
-) -> None:
+def test_descriptor_arrives_as_the_receivers_and_the_sender_keeps_its_own(pair: Pair) -> None:
     fd = file_with(b"rows")
     channel.send(pair[0], channel.Segment("x", 0, 0, 1, 4), fd)
     assert os.pread(fd, 9, 0) == b"rows"

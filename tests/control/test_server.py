@@ -44,9 +44,7 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
     [(), ("Bearer \u00ff",), ("Bearer no", f"Bearer {TOKEN}"), (f"Bearer {TOKEN}",) * 2],
 )
 @on_loop
-async def test_without_the_token_the_answer_is_401_and_nobody_is_told(
-    authorizations: tuple[str, ...],
-) -> None:
+async def test_without_the_token_the_answer_is_401_only(authorizations: tuple[str, ...]) -> None:
     frame = rooms.text_frame(msg.encode(hello()).encode())
     async with room() as here:
         async with here.raw(rooms.handshake(*authorizations), frame) as (reader, _):
@@ -63,9 +61,7 @@ async def test_without_the_token_the_answer_is_401_and_nobody_is_told(
     ids=lambda first: repr(first[:12]),
 )
 @on_loop
-async def test_who_does_not_begin_with_hello_is_shown_out_and_nobody_is_told(
-    first: str | bytes,
-) -> None:
+async def test_peer_that_does_not_begin_with_hello_is_dropped_silently(first: str | bytes) -> None:
     async with room() as here:
         async with rooms.authorized(here.address.url) as stranger:
             with pytest.raises(ConnectionClosed, match=r"1008.*a Hello was expected"):
@@ -135,9 +131,7 @@ async def test_of_many_strangers_the_oldest_go_first_and_agents_come_in() -> Non
 
 @pytest.mark.parametrize("said", ["not json", msg.encode(msg.Stop(0.0)), b"\x00\xff"])
 @on_loop
-async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_stay(
-    said: str | bytes,
-) -> None:
+async def test_agent_that_says_no_message_leaves_with_reason_others_stay(said: str | bytes) -> None:
     async with room() as here, here.agent("good", 1) as good:
         async with here.agent("bad") as bad:
             with pytest.raises(ConnectionClosed, match=r"1008.*not a message"):
@@ -161,9 +155,7 @@ async def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_s
     ids=["no UTF-8", "too big", "no opcode"],
 )
 @on_loop
-async def test_a_frame_that_breaks_the_rules_breaks_only_its_own_connection(
-    frame: bytes, why: str
-) -> None:
+async def test_frame_against_the_rules_breaks_only_its_connection(frame: bytes, why: str) -> None:
     async with room(close_s=rooms.ENDS_SOON_S) as here, here.agent("good") as good:
         async with here.raw_agent("bad") as (reader, writer):
             writer.write(frame)

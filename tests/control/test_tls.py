@@ -33,9 +33,7 @@ def ours() -> Tls:
     return new_tls()
 
 
-def test_without_a_word_it_is_on_where_spark_encrypts_and_the_log_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_default_is_on_where_spark_encrypts_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "sparkdl"):
         assert choose_tls(None, "") is None
         assert choose_tls(False, SETTING) is None
@@ -46,9 +44,7 @@ def test_without_a_word_it_is_on_where_spark_encrypts_and_the_log_says_so(
     assert line == f"TLS is on, because {SETTING} is; Startup(tls=False) leaves it off"
 
 
-def test_missing_package_is_an_error_that_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_package_is_an_error_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     install = r"pip install cryptography\..*tls=False"
     with pytest.raises(ConfigError, match=f"^tls=True is on.*{install}"):
@@ -57,7 +53,7 @@ def test_missing_package_is_an_error_that_says_what_to_install(
         choose_tls(None, SETTING)
 
 
-def test_key_is_in_no_repr_and_in_no_file(
+def test_key_is_in_no_repr_or_file(
     ours: Tls, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -119,9 +115,7 @@ async def test_wrong_root_and_no_tls_are_refused_in_a_line(ours: Tls) -> None:
 
 
 @on_loop
-async def test_peers_that_do_not_shake_hands_are_dropped_and_do_not_hold_up_the_stop(
-    ours: Tls,
-) -> None:
+async def test_peers_that_do_not_shake_hands_are_dropped_and_hold_up_no_stop(ours: Tls) -> None:
     async with room(hello_s=0.05, tls=ours) as here, here.raw() as (reader, _):
         assert await asyncio.wait_for(reader.read(), SOON_S) == b""  # hung up on
     async with room(tls=ours) as here, AsyncExitStack() as stack:

@@ -119,7 +119,7 @@ def test_message_tells_the_first_failure_whole_and_the_others_in_a_line_each() -
         ([Failure("ps:0", "exit", "", 13.0), LOST], NodeLostError),
     ],
 )
-def test_a_node_is_called_lost_only_if_that_came_first(
+def test_node_is_lost_only_if_that_came_first(
     failures: list[Failure], cls: type[NodeFailedError]
 ) -> None:
     assert type(node_error(failures)) is cls

@@ -50,9 +50,7 @@ def test_story_is_headline_traceback_and_last_log_lines() -> None:
         ("signal", "native crash"),
     ],
 )
-def test_story_of_what_python_cannot_explain_hints_at_where_to_look(
-    kind: FailureKind, setting: str
-) -> None:
+def test_story_that_python_cannot_explain_hints_at_places(kind: FailureKind, setting: str) -> None:
     headline, hint = failure(kind, exit_code=1, signal_number=9).describe().split("\n", 1)
     assert "worker:1" in headline
     assert setting in hint

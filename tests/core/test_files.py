@@ -24,9 +24,7 @@ def test_folder_is_there_for_a_moment() -> None:
     assert not other.exists()
 
 
-def test_what_another_process_has_left_is_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_process_left_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_place", None)
     place = tmp_path / "scratch"
     for _ in range(2):

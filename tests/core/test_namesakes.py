@@ -23,9 +23,7 @@ def test_name_of_a_namesake_is_an_import_error_that_says_what_to_use() -> None:
         ("udf.keras_image_model", "KerasModel"),
     ],
 )
-def test_module_of_a_namesake_is_an_import_error_that_says_what_to_use(
-    name: str, said: str
-) -> None:
+def test_module_of_a_namesake_is_an_import_error_with_what_to_use(name: str, said: str) -> None:
     with pytest.raises(RemovedModuleError, match=said):
         import_module(f"sparkdl.{name}")
 

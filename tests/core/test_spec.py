@@ -96,9 +96,7 @@ def test_only_chief_and_workers_train_are_fed_and_finish_the_job() -> None:
         ({"ps": 1, "worker": 0, "chief": 3}, [1, 3, 0, 0]),
     ],
 )
-def test_ps_and_evaluator_get_no_gpu_unless_asked_by_name(
-    num_gpus: Any, expected: list[int | None]
-) -> None:
+def test_ps_and_evaluator_get_a_gpu_only_by_name(num_gpus: Any, expected: list[int | None]) -> None:
     spec = ClusterSpec(
         "c", plan_nodes(4, Roles(ps=1, chief="chief", evaluator=True)), num_gpus=num_gpus
     )

@@ -72,9 +72,7 @@ def test_the_first_request_is_served_at_once_and_later_ones_together(
     assert calls == [0, 10, 105]
 
 
-def test_a_call_takes_the_place_of_the_one_that_is_due(
-    loop: Loop, calls: list[float], throttle: Throttle
-) -> None:
+def test_call_replaces_the_one_due(loop: Loop, calls: list[float], throttle: Throttle) -> None:
     throttle.request()
     loop.pass_by(1)
     throttle.request()
@@ -99,9 +97,7 @@ def test_a_request_within_the_action_is_served_after_a_rest(loop: Loop) -> None:
     assert calls == [0, 10, 20]
 
 
-def test_nothing_is_called_after_a_cancel(
-    loop: Loop, calls: list[float], throttle: Throttle
-) -> None:
+def test_nothing_is_called_if_cancelled(loop: Loop, calls: list[float], throttle: Throttle) -> None:
     throttle.request()
     throttle.request()
     throttle.cancel()

@@ -19,9 +19,8 @@ def world_of(nodes: tuple[NodeSpec, ...], hosts: list[str], seed: int = 0) -> Wo
     )
 
 
-NODES = plan_nodes(
-    6, Roles(ps=2, chief="chief", evaluator=True)
-)  # ps ps chief evaluator worker worker
+# ps ps chief evaluator worker worker
+NODES = plan_nodes(6, Roles(ps=2, chief="chief", evaluator=True))
 
 
 def test_cluster_spec_lists_addresses_by_index_whatever_the_ranks() -> None:

@@ -38,9 +38,8 @@ def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
 def tables(draw: st.DrawFn) -> pa.RecordBatch:
     leaves = st.sampled_from(list(LEAVES))
     kinds = draw(st.lists(leaves | st.builds(list_type, leaves), max_size=5))
-    names = draw(
-        st.lists(st.text(max_size=5), min_size=len(kinds), max_size=len(kinds), unique=True)
-    )
+    length = len(kinds)
+    names = draw(st.lists(st.text(max_size=5), min_size=length, max_size=length, unique=True))
     count = draw(st.integers(0, 40))
     arrays = [
         pa.array(draw(st.lists(values(kind), min_size=count, max_size=count)), kind)

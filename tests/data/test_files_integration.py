@@ -59,9 +59,7 @@ def test_types_without_a_place_are_refused_before_anything_is_written(
     assert not (tmp_path / "new").exists()
 
 
-def test_writing_what_fails_leaves_what_was_there(
-    spark_local: SparkSession, tmp_path: Path
-) -> None:
+def test_writing_that_fails_leaves_what_was(spark_local: SparkSession, tmp_path: Path) -> None:
     old = write(tmp_path / "old", [example({"id": (Kind.INT64, [1])})])
     before = old.read_bytes()
     bad = spark_local.range(0, 1000, 1, 2).selectExpr("array(id, if(id = 999, null, id)) as x")

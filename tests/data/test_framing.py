@@ -48,16 +48,13 @@ def test_records_are_read_as_written(records: list[bytes], nbytes: int) -> None:
     data = framed(records)
     assert read(data, nbytes) == records
     assert read(data, nbytes, Dripping) == records
-    found = [
-        p for chunk in framing.read_chunks(io.BytesIO(data), "f", nbytes) for p in chunk.places
-    ]
+    chunks = framing.read_chunks(io.BytesIO(data), "f", nbytes)
+    found = [place for chunk in chunks for place in chunk.places]
     assert [*found, len(data)] == places(records)
 
 
 @given(RECORDS.filter(len), st.data(), st.integers(1, 300))
-def test_a_flipped_bit_is_found_in_its_record(
-    records: list[bytes], data: st.DataObject, nbytes: int
-) -> None:
+def test_flipped_bit_is_found_there(records: list[bytes], data: st.DataObject, nbytes: int) -> None:
     good = bytearray(framed(records))
     at = data.draw(st.integers(0, len(good) - 1))
     good[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -72,9 +69,7 @@ def test_a_flipped_bit_is_found_in_its_record(
 
 
 @given(RECORDS.filter(len), st.data(), st.integers(1, 300))
-def test_a_file_that_ends_early_is_found(
-    records: list[bytes], data: st.DataObject, nbytes: int
-) -> None:
+def test_file_cut_short_is_found(records: list[bytes], data: st.DataObject, nbytes: int) -> None:
     good = framed(records)
     size = data.draw(st.integers(0, len(good) - 1))
     starts = places(records)

@@ -65,9 +65,7 @@ def test_we_read_examples_of_tensorflow(tmp_path: Path) -> None:
     path = tmp_path / "data"
     with tf.io.TFRecordWriter(str(path)) as writer:
         for row in EXAMPLES.to_pylist():
-            features = {
-                name: _feature(train, value) for name, value in row.items() if value is not None
-            }
+            features = {n: _feature(train, value) for n, value in row.items() if value is not None}
             message = train.Example(features=train.Features(feature=features))
             writer.write(message.SerializeToString())
     assert load(path, EXAMPLES.schema) == pa.Table.from_batches([EXAMPLES])

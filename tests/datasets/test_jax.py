@@ -207,9 +207,7 @@ class FirstBatch:
 
 
 @pytest.mark.smoke
-def test_nodes_that_share_global_arrays_compute_what_one_process_would(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nodes_that_share_global_arrays_equal_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
     with launch(add_up, framework="jax") as cluster:
         cluster.feed(range(101))

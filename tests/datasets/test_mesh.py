@@ -20,9 +20,7 @@ NODES = "nodes that train"
         ({"data": 8}, {"data": 8}),
     ],
 )
-def test_axis_of_minus_one_is_as_long_as_is_left(
-    asked: dict[str, int], sizes: dict[str, int]
-) -> None:
+def test_axis_of_minus_one_takes_what_is_left(asked: dict[str, int], sizes: dict[str, int]) -> None:
     assert axis_sizes(asked, 8, NODES) == sizes
 
 

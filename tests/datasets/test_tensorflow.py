@@ -72,9 +72,7 @@ def test_sparse_vectors_stay_sparse_and_keras_trains_on_them() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 8])
-def test_epoch_that_was_read_ahead_to_its_end_is_over_when_its_batches_were_asked_for(
-    count: int,
-) -> None:
+def test_epoch_read_ahead_to_its_end_is_over_once_its_batches_are_asked_for(count: int) -> None:
     from sparkdl.datasets.tensorflow import tf_dataset
 
     with Arrivals() as it:
@@ -100,16 +98,12 @@ def test_feed_that_ended_before_a_row_came_has_no_types() -> None:
 @pytest.mark.parametrize(
     ("counts", "says"), [({0: 1, 1: 0}, "1 rows for 2 nodes"), ({}, "no row for this node")]
 )
-def test_node_without_a_row_learns_at_once_that_it_has_no_types(
-    counts: dict[int, int], says: str
-) -> None:
+def test_node_without_rows_learns_at_once_of_no_types(counts: dict[int, int], says: str) -> None:
     with Arrivals() as it:
         making = Running(lambda: dataset(it))
         it.waits.wait_for_waiter()
         it.end_epoch(0, counts)
-        with pytest.raises(
-            ConfigError, match=rf"epoch 0 of feed 'input' has {says}; .*fewer nodes"
-        ):
+        with pytest.raises(ConfigError, match=rf"epoch 0 of feed 'input' has {says}; .*fewer node"):
             making.result()
 
 
@@ -255,9 +249,7 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them() -> None:
 
 
 @pytest.mark.parametrize(("steps", "found"), [(3, [3] * 4), (5, [5, 5, 2])])
-def test_fit_takes_as_many_steps_as_it_is_told_over_the_ends_of_epochs(
-    steps: int, found: list[int]
-) -> None:
+def test_fit_takes_the_steps_it_is_told_over_ends_of_epochs(steps: int, found: list[int]) -> None:
     import keras
 
     from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
@@ -343,9 +335,7 @@ def distribute(num_workers: int, data: Any) -> list[str]:
         (1, lambda ours, others: ours, "cut"),
     ],
 )
-def test_strategies_of_several_nodes_keep_the_batches_of_a_feed(
-    nodes: int, change: Any, done: str
-) -> None:
+def test_strategies_of_many_nodes_keep_a_feeds_batches(nodes: int, change: Any, done: str) -> None:
     import tensorflow as tf
 
     with Arrivals() as it:

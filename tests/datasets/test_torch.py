@@ -281,9 +281,7 @@ def test_accelerate_that_takes_loaders_in_another_way_is_refused(
 
 def test_loader_of_a_trainer_has_to_have_batches_of_the_feeds_size_and_columns_by_name() -> None:
     with Arrivals() as it:
-        with pytest.raises(
-            ConfigError, match=r"batch_size=3: must be .* per_device_train_batch_size"
-        ):
+        with pytest.raises(ConfigError, match=r"batch_size=3: must be .* per_device_train_batch"):
             _loader_of_rows(dataset(it), SimpleNamespace(batch_size=3))
         with pytest.raises(ConfigError, match="without x and y, and without tail='pad'"):
             _loader_of_rows(dataset(it, "y"), SimpleNamespace(batch_size=3))

@@ -32,9 +32,7 @@ def test_nodes_of_a_launch_are_looked_at(spark_cluster: SparkSession, nodes: int
 
 
 @pytest.mark.smoke
-def test_problems_do_not_hide_each_other(
-    spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_problem_is_told(spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """More nodes than slots, and a driver whose name means nothing: executors tell all the same."""
     monkeypatch.setenv("SPARKDL_DRIVER_HOST", "no-such-host.invalid")
     report = sparkdl.doctor(spark_cluster, 9, framework="plain")
@@ -46,9 +44,7 @@ def test_problems_do_not_hide_each_other(
 
 
 @pytest.mark.smoke
-def test_job_that_never_ends_is_cancelled(
-    spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_job_is_ended(spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task stands still where nobody has set a limit."""
     monkeypatch.setattr(probe, "run_probe", _never)
     found = findings(sparkdl.doctor(spark_cluster, 1, framework="plain", limit_s=1))

@@ -50,9 +50,7 @@ def test_executor_without_sparkdl_tells_of_itself_and_of_its_way_to_the_driver(
 
 
 @pytest.mark.parametrize("has_ours", [False, True])
-def test_executor_names_another_package_that_is_imported_as_sparkdl(
-    tmp_path: Path, has_ours: bool
-) -> None:
+def test_executor_names_another_package_imported_as_sparkdl(tmp_path: Path, has_ours: bool) -> None:
     package = tmp_path / "sparkdl"
     (package / "transformers").mkdir(parents=True)
     (package / "__init__.py").write_text("" if has_ours else "raise RuntimeError('no TensorFlow')")

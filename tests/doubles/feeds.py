@@ -345,9 +345,7 @@ class LevelDriver:
 
     def assign(self, holder: LocalNode, spooled: Spooled) -> None:
         with self._lock:
-            assigned: dict[int, list[msg.AssignedRange]] = {
-                node.node_id: [] for node in self._nodes
-            }
+            assigned: dict[int, list[msg.AssignedRange]] = {one.node_id: [] for one in self._nodes}
             for piece in spooled.ranges:
                 skip = 0
                 most_first = [node_id for node_id, _ in self._totals.most_common()]

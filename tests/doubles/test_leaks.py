@@ -93,9 +93,7 @@ def test_orphan_is_caught_by_the_mark_it_inherited(police: Police, cleanup: Exit
     assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_test_that_leaks_fails(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_test_that_leaks_fails(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEAK_DEADLINE_S", "0.2")
     conftest = (ROOT / "tests" / "conftest.py").read_text()
     pytester.makeconftest(conftest)

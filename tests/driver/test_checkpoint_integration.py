@@ -98,9 +98,7 @@ def test_full_disk_leaves_the_checkpoints_before_it(tmp_path: Path) -> None:
     assert found.manifest.files == {"part-0": 1, "part-1": 1}
 
 
-def test_chief_that_dies_after_the_rename_has_made_a_checkpoint_for_the_next_job(
-    tmp_path: Path,
-) -> None:
+def test_chief_that_dies_after_the_rename_has_made_the_next_jobs_checkpoint(tmp_path: Path) -> None:
     def train(args: None, ctx: NodeContext) -> Any:
         with ctx.checkpoint(1) as folder:
             (folder / "model").write_text("1")

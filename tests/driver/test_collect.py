@@ -150,9 +150,7 @@ def test_nothing_of_an_older_world_counts() -> None:
 
 
 @given(st.data())
-def test_checkpoint_is_complete_once_all_have_written_and_covers_its_own_rows(
-    data: st.DataObject,
-) -> None:
+def test_checkpoint_is_complete_once_all_wrote_and_covers_its_own_rows(data: st.DataObject) -> None:
     """Nodes may begin the next one before the first node has completed this one."""
     checkpoints, world, at, complete = Checkpoints("c", CoverageStore()), world_of(0, 3), [0] * 3, 0
     while complete < 4:

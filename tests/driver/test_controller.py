@@ -156,9 +156,7 @@ def test_agent_is_lost_when_it_has_been_there_and_is_no_more(play: Play) -> None
     assert not play.controller.is_lost(node, 41), "another process"
 
 
-def test_an_event_out_of_place_is_logged_and_changes_nothing(
-    play: Play, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_event_out_of_place_is_only_logged(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     play.controller.submit(states.StopRequested(0.0, 0.0))
     before = play.until_is(states.Stopped)
     with caplog.at_level(logging.ERROR):

@@ -338,9 +338,7 @@ def _spark_handles() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_spark_handles")
-def test_error_of_py4j_that_comes_out_of_the_handler_is_an_interrupt(
-    nodes: list[PlayedNodes],
-) -> None:
+def test_error_of_py4j_that_leaves_the_handler_is_an_interrupt(nodes: list[PlayedNodes]) -> None:
     cluster = start()
 
     @ends_if_interrupted

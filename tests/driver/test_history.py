@@ -99,9 +99,8 @@ def test_failure_is_kept_and_its_node_failed_until_the_next_generation() -> None
     made.add(failing)
     assert [row.problem for row in made.rows()] == ["", "worker:1 was killed", ""]
     made.add(events.Changed("c", 2.5, "gathering", 1, (), failing.problems))
-    made.add(
-        events.Changed("c", 3.0, "running", 1, locations(0, 1, 2), reason="worker:1 was killed")
-    )
+    why = "worker:1 was killed"
+    made.add(events.Changed("c", 3.0, "running", 1, locations(0, 1, 2), reason=why))
     assert not any(row.problem for row in made.rows())
     assert len(made.problems) == 1, "it is one failure, however often it is told of"
     assert [(begun.generation, begun.reason) for begun in made.begun] == [

@@ -131,9 +131,7 @@ def _read(part: Path) -> list[int]:
 
 
 @pytest.mark.smoke
-def test_rows_of_a_world_that_shrinks_and_grows_are_used_once(
-    tmp_path: Path, no_room: Path
-) -> None:
+def test_rows_of_a_world_that_shrinks_or_grows_are_used_once(tmp_path: Path, no_room: Path) -> None:
     gate = Gate.at(tmp_path / "gate")
     options: dict[str, Any] = {"max_restarts": 1, "recovery": Recovery(min_nodes=1, wait_s=1.0)}
     folder = tmp_path / "checkpoints"

@@ -72,9 +72,7 @@ def test_bar_has_a_total_the_time_left_and_the_loss_as_soon_as_they_are_known(
 
 
 @pytest.mark.parametrize("is_shown", [None, False])
-def test_without_a_terminal_nobody_draws(
-    monkeypatch: pytest.MonkeyPatch, is_shown: bool | None
-) -> None:
+def test_no_terminal_no_drawing(monkeypatch: pytest.MonkeyPatch, is_shown: bool | None) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
 

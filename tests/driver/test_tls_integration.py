@@ -102,9 +102,7 @@ def test_cluster_trains_scores_and_answers_and_a_listener_learns_of_it_only_with
     assert in_the_clear == (dict.fromkeys(secrets, 0) if is_on else secrets)
 
 
-def test_agent_that_meets_another_coordinator_is_an_error_that_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_agent_that_meets_another_coordinator_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(order: AgentSpec, *rest: Any) -> Any:
         return start_agent(msgspec.structs.replace(order, tls=new_tls()), *rest)
 

@@ -38,9 +38,7 @@ def train_and_export(plan: Plan, ctx: NodeContext) -> list[int]:
     return seen
 
 
-def test_child_that_dies_within_an_epoch_or_raises_after_the_loop_loses_no_row(
-    tmp_path: Path,
-) -> None:
+def test_child_that_dies_in_an_epoch_or_raises_after_the_loop_loses_no_row(tmp_path: Path) -> None:
     """Rows behind the checkpoint come again, also of a call of `feed` that is over."""
     rows = 2 * 8 * 13 + 3
     plan, restarts = Plan(faults=FAULTS), len(FAULTS) + 1
@@ -74,9 +72,7 @@ def test_rest_of_an_epoch_for_fewer_nodes_than_there_are_waits_for_the_next_one(
     assert report.rows_unused == 2 or "2 replayed rows of an earlier call" in caplog.text
 
 
-def test_stopped_child_is_found_and_loses_no_row(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stopped_child_loses_no_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = 2 * 8 * 20
     options: dict[str, Any] = {
         "max_restarts": 9,
@@ -100,9 +96,7 @@ def test_stopped_child_is_found_and_loses_no_row(
 
 
 @pytest.mark.smoke
-def test_stopped_agent_is_given_up_after_its_child(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_agent_is_lost_after_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_settings(monkeypatch, lease_s=1.5)
     monkeypatch.setattr("sparkdl.driver.executors.local._KILL_WAIT_S", 0.5)
     rows, gone_s = 2 * 8 * 20, list[float]()
@@ -174,9 +168,7 @@ def begin(folder: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     return driver, [psutil.Process(pid) for pid in json.loads(driver.stdout.readline())]
 
 
-def test_nodes_of_a_killed_driver_end_and_the_same_job_goes_on_at_the_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_nodes_of_a_killed_driver_end_and_its_job_goes_on_at_the_checkpoint(tmp_path: Path) -> None:
     first, them = begin(tmp_path)
     with first:
         assert until(lambda: [*tmp_path.glob("step-*/manifest.json")])

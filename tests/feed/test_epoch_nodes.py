@@ -144,9 +144,7 @@ def steps_agree(found: list[list[Batches]]) -> bool:
 
 @pytest.mark.parametrize("tail", ["short", "pad"])
 @given(case=cases(least=1))
-def test_each_row_is_used_once_an_epoch_in_as_many_steps_on_every_node(
-    tail: Tail, case: Case
-) -> None:
+def test_each_row_is_used_once_an_epoch_in_equal_steps_on_each_node(tail: Tail, case: Case) -> None:
     found = run(case, tail)
     assert steps_agree(found)
     for node, epochs in enumerate(found):

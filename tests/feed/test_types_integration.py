@@ -95,9 +95,7 @@ def differences(a: Any, b: Any, where: str = "row") -> list[str]:
 
 
 @pytest.mark.parametrize(("nulls", "zone"), [(False, "UTC"), (True, "America/Los_Angeles")])
-def test_rows_of_a_batch_are_those_of_the_rdd(
-    spark_local: SparkSession, nulls: bool, zone: str
-) -> None:
+def test_rows_of_a_batch_are_the_rdds(spark_local: SparkSession, nulls: bool, zone: str) -> None:
     was = spark_local.conf.get("spark.sql.session.timeZone")
     spark_local.conf.set("spark.sql.session.timeZone", zone)
     try:

@@ -137,9 +137,8 @@ def differentiate(how: str, ctx: NodeContext) -> int:
 @pytest.mark.parametrize(("how", "is_warned"), [("alone", True), ("together", False)])
 def test_loops_of_jax_that_exchange_nothing_are_warned_of_once(how: str, is_warned: bool) -> None:
     lines: list[LogLine] = []
-    with launch(
-        differentiate, how, framework="jax", observe=Observe(on_log=lines.append)
-    ) as cluster:
+    observe = Observe(on_log=lines.append)
+    with launch(differentiate, how, framework="jax", observe=observe) as cluster:
         cluster.feed(ROWS, epochs=2)
         assert cluster.results(120) == [8, 8]
     assert sum(WARNING in line.text for line in lines) == 2 * is_warned

@@ -92,9 +92,7 @@ def made(node: Node) -> list[tuple[int, int, int]]:
         ),
     ],
 )
-def test_saves_come_at_steps_and_at_ends_of_epochs(
-    tmp_path: Path, every: Any, run: Any, expected: Any
-) -> None:
+def test_saves_are_at_steps_and_epochs(tmp_path: Path, every: Any, run: Any, expected: Any) -> None:
     """`run` is how many epochs of how many batches, in executions of how many steps."""
     node = Node(tmp_path)
     epochs, batches, *executions = run

@@ -72,9 +72,7 @@ def fed(args: None, ctx: NodeContext) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "nodes", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(2, marks=pytest.mark.deep)]
 )
-def test_interrupted_training_on_a_feed_equals_an_undisturbed_one(
-    nodes: int, tmp_path: Path
-) -> None:
+def test_interrupted_training_on_a_feed_equals_undisturbed_one(nodes: int, tmp_path: Path) -> None:
     with launch(
         fed, None, nodes, framework="tensorflow", checkpoint_dir=str(tmp_path), max_restarts=1
     ) as cluster:

@@ -69,9 +69,7 @@ def test_workers_end_with_the_same_weights_and_losses(trained: Results, case: st
 
 
 @pytest.mark.parametrize("case", ["arrays", "dicts"])
-def test_two_workers_train_as_one_process_with_the_global_batch(
-    trained: Results, case: str
-) -> None:
+def test_two_workers_train_as_one_process_on_the_global_batch(trained: Results, case: str) -> None:
     chief, worker = (result[case] for result in trained)
     for found in (chief, worker):
         assert found["weights"] == pytest.approx(chief["expected_weights"], abs=_NOISE)
@@ -96,9 +94,7 @@ def test_building_the_model_takes_no_row_from_the_data(trained: Results) -> None
 
 
 @pytest.mark.parametrize("case", ["outside", "within", "on_batch", "alone", "distributed"])
-def test_predict_gives_each_worker_the_predictions_for_its_rows(
-    trained: Results, case: str
-) -> None:
+def test_predict_gives_each_worker_the_predictions_of_its_rows(trained: Results, case: str) -> None:
     assert [result["predict"][case] < _NOISE for result in trained] == [True, True]
 
 

@@ -45,9 +45,8 @@ def sum_up(args: None, ctx: NodeContext) -> tuple[int, int, bool]:
 
 @pytest.mark.smoke
 def test_the_chief_steps_on_its_workers_with_each_row_it_is_fed() -> None:
-    with launch(
-        sum_up, nodes=3, framework="tensorflow", roles=Roles(ps=1, chief="chief")
-    ) as cluster:
+    roles = Roles(ps=1, chief="chief")
+    with launch(sum_up, nodes=3, framework="tensorflow", roles=roles) as cluster:
         report = cluster.feed(pa.table({"n": range(137)}), epochs=2)
         cluster.end_feeds("input")
         assert cluster.results(120)[0] == (2 * sum(range(137)), 36, True)

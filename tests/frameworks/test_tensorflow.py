@@ -121,8 +121,6 @@ def test_generated_code_lies_where_the_agent_deletes_it(
         ("UnavailableError", "somebody.else", False),
     ],
 )
-def test_node_that_cannot_be_reached_is_another_nodes_failure(
-    name: str, module: str, is_lost: bool
-) -> None:
+def test_unreachable_node_is_another_nodes_failure(name: str, module: str, is_lost: bool) -> None:
     error = type(name, (Exception,), {"__module__": module})("Collective ops is aborted by: …")
     assert TensorFlow().is_peer_lost(error) is is_lost

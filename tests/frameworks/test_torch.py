@@ -41,9 +41,7 @@ def test_trainers_meet_at_rank_0() -> None:
     assert _environment(world, 1)["GROUP_RANK"] == "1"
 
 
-def test_local_rank_is_the_number_of_a_gpu_that_the_process_sees(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_local_rank_is_the_number_of_a_gpu_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     world = _world("a", "a", "b")
     names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
     for gpus, expected in (

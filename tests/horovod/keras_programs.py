@@ -81,11 +81,8 @@ def alone(name: str) -> Any:
 def equals_one_process(hvd: Any, name: str, options: dict[str, Any]) -> Any:
     """Train by `fit` on half of each batch; return the weights, and on rank 0 those of `alone`."""
     options = dict(options)
-    compiled = {
-        name: options.pop(name)
-        for name in ("steps_per_execution", "run_eagerly")
-        if name in options
-    }
+    names = {"steps_per_execution", "run_eagerly"} & options.keys()
+    compiled = {each: options.pop(each) for each in names}
     if "compression" in options:
         options["compression"] = getattr(hvd.Compression, options["compression"])
     passes = options.get("backward_passes_per_step", 1)

@@ -56,9 +56,7 @@ def test_duplicate_set_at_init_leaves_nothing_initialized() -> None:
 def test_variables_say_the_place_among_several_hosts(rank: int, local: str, cross: str) -> None:
     found = HostPlacement(rank, ("a", "b", "a")).variables
     wanted = {"": f"{rank} of 3", "LOCAL_": local, "CROSS_": cross}
-    told = {
-        each: f"{found[f'HOROVOD_{each}RANK']} of {found[f'HOROVOD_{each}SIZE']}" for each in wanted
-    }
+    told = {e: f"{found[f'HOROVOD_{e}RANK']} of {found[f'HOROVOD_{e}SIZE']}" for e in wanted}
     assert told == wanted
 
 

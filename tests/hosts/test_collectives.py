@@ -102,9 +102,7 @@ def test_fed_training_goes_on_without_the_lost_host(bed: Bed) -> None:
 
 @each_way
 @pytest.mark.parametrize(("rank", "how"), [(0, Host.cut), (1, Host.lose_what_comes)])
-def test_error_names_the_lost_host(
-    bed: Bed, way: str, rank: int, how: Callable[[Host], None]
-) -> None:
+def test_error_names_lost_host(bed: Bed, way: str, rank: int, how: Callable[[Host], None]) -> None:
     driver = started(bed, way, CHECKPOINTS)
     lost, left = lose(bed, driver, rank, how)
     failed = driver.wait_for("failed", ENDED_S)

@@ -42,9 +42,7 @@ def every_pair(*first: object, smoke: tuple[object, str]) -> list[ParameterSet]:
     ("lose", "server"),
     every_pair(*(Host.cut, Host.lose_what_comes, Host.lose_what_goes), smoke=(Host.cut, "talking")),
 )
-def test_agent_gives_up_before_the_driver_does(
-    bed: Bed, lose: Callable[[Host], None], server: str
-) -> None:
+def test_agent_gives_up_before_driver(bed: Bed, lose: Callable[[Host], None], server: str) -> None:
     there, here = ends(bed, server)
     lose(bed["h1"])
     ended, left = here.wait_for("ended", SOON_S), there.wait_for("left", SOON_S)

@@ -44,9 +44,7 @@ def test_file_comes_whole_although_the_network_breaks_in_the_middle(
     assert (tmp_path / "target").read_bytes() == (tmp_path / sent.name).read_bytes()
 
 
-def test_what_is_cut_changed_gone_or_elsewhere_is_an_error(
-    uri: str, sent: SentFile, tmp_path: Path
-) -> None:
+def test_cut_changed_gone_or_moved_is_an_error(uri: str, sent: SentFile, tmp_path: Path) -> None:
     def fails(match: str, name: str = sent.name, uri: str = uri) -> None:
         wanted = SentFile(name, sent.nbytes, sent.sha256)
         with pytest.raises(ResultError, match=match):

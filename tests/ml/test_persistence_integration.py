@@ -113,9 +113,7 @@ def test_folder_is_one_content_also_where_tasks_alone_can_read_it(
     assert files() == {"deep/inner": b"in", "file": b""}
 
 
-def test_estimator_keeps_function_arguments_and_parameters(
-    spark_ml: SparkSession, tmp_path: Path
-) -> None:
+def test_estimator_keeps_function_arguments_params(spark_ml: SparkSession, tmp_path: Path) -> None:
     factor = 3
 
     def train_fn(args: Any, ctx: Any) -> int:

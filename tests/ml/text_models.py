@@ -43,12 +43,10 @@ def gpt2_config() -> Any:
 
 
 def gpt2() -> tuple[Any, Any]:
-    """Make a language model and its tokenizer."""
     return transformers.GPT2LMHeadModel(gpt2_config()), tokenizer()
 
 
 def saved(folder: Path, model: Any) -> str:
-    """Save a model, and the tokenizer beside it."""
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return str(folder)

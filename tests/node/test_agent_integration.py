@@ -165,9 +165,8 @@ def test_detached_agent_dies_with_its_executor_and_not_with_its_input(node: NewN
         assert one.agent
         assert one.agent.stdin
         assert one.agent.stdout
-        status = [
-            msgspec.json.decode(one.agent.stdout.readline(), type=StatusLine) for _ in range(2)
-        ]
+        lines = [one.agent.stdout.readline() for _ in range(2)]
+        status = [msgspec.json.decode(line, type=StatusLine) for line in lines]
         assert [each.is_detached for each in status] == [False, True]
         one.agent.stdin.close()
         for _ in range(2):  # one that has noticed the end of its input answers once at most

@@ -109,9 +109,7 @@ def write(ctx: NodeContext, step: int) -> None:
         (folder / "deep" / f"part-{ctx.rank}").write_text(f"{step}")
 
 
-def test_nodes_upload_their_parts_and_the_first_the_manifest(
-    contexts: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_nodes_upload_parts_and_a_manifest(contexts: Callable[..., Any], tmp_path: Path) -> None:
     it = contexts()
     write(it.nodes[1], 1)
     assert it.store.newest() is None, "a part is no checkpoint"
@@ -156,9 +154,7 @@ def test_checkpoint_that_cannot_be_fetched_is_an_error(contexts: Callable[..., A
         _ = it.nodes[0].last_checkpoint.folder
 
 
-def test_base_stays_while_the_world_goes_on_from_it_and_its_string_is_its_path(
-    contexts: Callable[..., Any],
-) -> None:
+def test_base_stays_while_the_world_needs_it_and_is_its_path(contexts: Callable[..., Any]) -> None:
     first = contexts()
     with ThreadPoolExecutor(2) as nodes:
         list(nodes.map(lambda ctx: write(ctx, 1), first.nodes))

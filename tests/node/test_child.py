@@ -194,9 +194,7 @@ def test_missing_framework_is_told_before_there_is_a_world(run: Run) -> None:
     assert "frobnicate 3 cannot be imported" in failure.message
 
 
-def test_modules_to_preload_are_there_before_the_world(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_to_preload_precede_the_world(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def loaded(args: None, ctx: NodeContext) -> list[bool]:
         return [name in sys.modules for name in ("wsgiref.simple_server", "turtle")]
 
@@ -223,9 +221,7 @@ def test_lost_port_is_what_the_framework_takes_for_one(run: Run, framework: str,
 
 
 @pytest.mark.parametrize("release_port", [True, False])
-def test_port_is_released_before_map_fun_unless_it_is_to_be_kept(
-    run: Run, release_port: bool
-) -> None:
+def test_port_is_released_before_map_fun_unless_it_is_kept(run: Run, release_port: bool) -> None:
     def try_port(args: None, ctx: NodeContext) -> list[bool]:
         def is_free() -> bool:
             with socket.socket() as server:

@@ -174,9 +174,7 @@ class Asked(list[FileOrder]):
 
 
 @pytest.mark.parametrize(("node_id", "sharers"), [(0, (0,)), (1, (1, 2)), (2, (1, 2))])
-def test_trainers_share_the_rows_and_others_have_them_all(
-    node_id: int, sharers: tuple[int, ...]
-) -> None:
+def test_trainers_share_rows_and_others_have_all(node_id: int, sharers: tuple[int, ...]) -> None:
     sent = Asked()
     files = sparkdl.parquet(["x", "s3://b/y"], ["c"], {"region": "eu"})
     sent.context(node_id).batches(8, feed=files)

@@ -63,9 +63,7 @@ def tell(gate: Gate, ctx: NodeContext) -> dict[str, Any]:
     }
 
 
-def test_restart_forks_children_of_a_process_that_has_imported_all(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_restart_forks_children_of_a_process_with_all_imports(folder: Path, tmp_path: Path) -> None:
     gate = Gate.at(tmp_path / "gate")
     with (
         launch(tell, gate, framework=IMPORTS_MORE, **OPTIONS) as cluster,

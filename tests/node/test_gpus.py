@@ -136,9 +136,7 @@ def test_too_few_are_refused_with_found_and_free(host: Any, share: Any) -> None:
         (("MIG-d", "MIG-e"), "de"),  # claimed by its name
     ],
 )
-def test_the_hosts_own_setting_says_which_may_be_claimed(
-    visible: tuple[str, ...] | None, allowed: str
-) -> None:
+def test_hosts_own_setting_limits_the_claims(visible: tuple[str, ...] | None, allowed: str) -> None:
     all_of_them = [gpus.Gpu(f"GPU-{name}", H100, index=i) for i, name in enumerate("abcd")]
     assert [gpu.uuid[-1] for gpu in gpus.allowed_gpus(all_of_them, visible)] == list(allowed)
 
@@ -163,9 +161,8 @@ def test_a_claim_is_the_whole_hosts_and_ends_with_its_process() -> None:
         assert first.stdout.readline() == "claimed\n"
         assert gpus.is_claimed(uuid)
         assert gpus.claim_gpu(uuid) is None
-        assert subprocess.run(command, input="", capture_output=True, text=True).stdout == (
-            "refused\n"
-        )
+        told = subprocess.run(command, input="", capture_output=True, text=True).stdout
+        assert told == "refused\n"
         first.kill()
         first.wait()
         claim = gpus.claim_gpu(uuid)
@@ -183,9 +180,7 @@ def test_by_default_nothing_changes_where_there_are_none(
     assert share(None) == gpus.GpuShare()
 
 
-def test_without_the_package_a_node_says_that_it_sees_all_or_that_it_cannot(
-    host: Any, share: Any
-) -> None:
+def test_without_the_package_a_node_says_whether_it_sees_all(host: Any, share: Any) -> None:
     host(Device(H100), has_package=False)
     told = share(None)
     assert told.environment == {}
@@ -201,9 +196,7 @@ def test_without_the_package_a_node_says_that_it_sees_all_or_that_it_cannot(
     assert text.endswith("Ask for fewer (num_gpus=0 for none)")
 
 
-def test_host_without_a_driver_is_named(
-    monkeypatch: pytest.MonkeyPatch, host: Any, share: Any
-) -> None:
+def test_driverless_host_is_named(monkeypatch: pytest.MonkeyPatch, host: Any, share: Any) -> None:
     host(Device(H100), has_package=False)
     monkeypatch.setattr(gpus, "has_driver", lambda: False)
     with pytest.raises(SparkConfigError, match=r"the host has no NVIDIA driver\. Ask for"):

@@ -70,7 +70,7 @@ def test_a_failure_is_told_and_nothing_more(
     assert "CLASSPATH" not in os.environ
 
 
-def test_a_command_that_hangs_is_ended(
+def test_hanging_command_is_ended(
     hadoop: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     hadoop("exec tail -f /dev/null")

@@ -95,9 +95,7 @@ def test_lines_are_what_a_terminal_would_show_last(
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n\u2063", exclude_categories=["Cs"]),
                         min_size=1), max_size=12),  # \u2063 marks lines of errors
        st.data())  # fmt: skip
-def test_lines_arrive_whole_however_they_were_written(
-    words: list[str], data: st.DataObject
-) -> None:
+def test_lines_arrive_whole_however_they_are_written(words: list[str], data: st.DataObject) -> None:
     lines = [f"{i}{word}" for i, word in enumerate(words)]
     text = "".join(f"{line}\n" for line in lines).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
@@ -110,9 +108,7 @@ def test_lines_arrive_whole_however_they_were_written(
         assert log.tail(100) == tuple(lines)
 
 
-def test_the_largest_piece_fits_into_a_message_even_if_every_character_is_escaped(
-    log: ChildLog,
-) -> None:
+def test_largest_piece_fits_into_a_message_even_if_each_character_is_escaped(log: ChildLog) -> None:
     write(log, b"\x01" * log.read_chars)
     write(log, b"\x01\n" * (log.read_chars // 2))
     while lines := log.new_lines(is_last=True):

@@ -52,15 +52,12 @@ def test_the_port_that_is_asked_for_is_reserved_or_refused_by_name() -> None:
         ({"SPARK_EXECUTOR_DIRS": "", "SPARK_LOCAL_DIRS": "{a}"}, "a"),
     ],
 )
-def test_files_go_where_spark_cleans_up(
-    tmp_path: Path, environ: dict[str, str], wanted: str
-) -> None:
+def test_files_are_where_spark_cleans(tmp_path: Path, environ: dict[str, str], wanted: str) -> None:
     places = {name: tmp_path / name for name in ("a", "b", "missing")}
     places["a"].mkdir()
     places["b"].mkdir()
-    assert (
-        resources.work_root({k: v.format(**places) for k, v in environ.items()}) == places[wanted]
-    )
+    given = {name: value.format(**places) for name, value in environ.items()}
+    assert resources.work_root(given) == places[wanted]
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,7 @@ def test_a_spec_arrives_as_it_was_given(echo: Path, spec: AgentSpec, payload: by
     assert stream.read() == b""
 
 
-def test_an_agent_shows_no_secret_imports_as_its_starter_and_has_a_session_of_its_own(
-    echo: Path,
-) -> None:
+def test_agent_shows_no_secret_imports_as_its_starter_and_has_its_own_session(echo: Path) -> None:
     """The session keeps it out of the terminal's reach."""
     with started(AGENT, b"payload", ["", "/a", "/b c", ""]):
         pass

@@ -94,9 +94,7 @@ def test_group_kill_takes_the_processes_that_an_ended_child_left(spawn: Spawn) -
     assert all_gone([grandchild])
 
 
-def test_number_of_an_ended_child_is_signalled_no_more(
-    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ended_childs_number_gets_no_signal(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
     """By then, the system may have given the number to another process."""
     child = spawn(EXITS_7)
     assert end_of(child) == 7

@@ -33,9 +33,7 @@ def test_a_driver_that_cannot_be_reached_is_a_config_error_naming_the_settings()
 
 
 @pytest.mark.parametrize("url", ["ws://[::1]:7", "ws://127.0.0.1:7", "ws://driver:7"])
-def test_the_driver_is_looked_for_at_the_host_of_its_url(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_is_sought_at_the_host_of_its_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
 
     def create_connection(address: tuple[str, int], timeout: float) -> socket.socket:
@@ -47,9 +45,7 @@ def test_the_driver_is_looked_for_at_the_host_of_its_url(
     assert asked == [(url.removeprefix("ws://").removesuffix(":7").strip("[]"), 7)]
 
 
-def test_a_framework_that_is_not_installed_is_a_framework_missing_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_framework_is_a_framework_missing_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkdl.node.task.importlib.util.find_spec", lambda name: None)
     with pytest.raises(LaunchError) as raised:
         check_executor(spec("torch"), "ws://127.0.0.1:1")

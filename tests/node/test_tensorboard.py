@@ -69,9 +69,7 @@ def test_board_answers_shows_its_folder_and_ends_with_an_agent_that_is_killed(
 
 @has_tensorboard
 @pytest.mark.timeout(120)
-def test_board_that_cannot_have_its_port_ends_the_launch_with_its_own_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_board_without_port_ends_the_launch_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setenv("TENSORBOARD_PORT", str(taken.getsockname()[1]))
         with pytest.raises(LaunchError, match=r"does not answer on 127\.0\.0\.1") as caught:

@@ -124,9 +124,7 @@ def run(cases: list[Chosen], folder: Path, values: Values, spark: Any = None) ->
         loss = ((at(model, x) - y) ** 2).mean()
         assert loss < (y**2).mean() or model["line"] == [0.0, 0.0], model["line"]
     if plan["saves"]:
-        complete = [
-            each for each in open_store(given["checkpoint_dir"]).entries() if each.is_complete
-        ]
+        complete = [e for e in open_store(given["checkpoint_dir"]).entries() if e.is_complete]
         # The one that a restart has begun at stays besides.
         assert len(complete) <= max(2, given["recovery"].keep_checkpoints) + plan["kills"]
         newest = max(complete, key=lambda each: each.name)

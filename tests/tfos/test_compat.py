@@ -38,9 +38,7 @@ def two_outputs() -> Any:
 
 @pytest.mark.filterwarnings("ignore")  # each Keras has its own about the other's TensorFlow
 @pytest.mark.parametrize("make", [two_outputs, pytest.param(keras_2, marks=pytest.mark.deep)])
-def test_chief_exports_a_model_and_outputs_are_called_after_their_layers(
-    tf: Any, make: Any, tmp_path: Path
-) -> None:
+def test_chief_exports_a_model_with_outputs_by_layers(tf: Any, make: Any, tmp_path: Path) -> None:
     model, rows = make(), np.eye(3, dtype=np.float32)
     target = tmp_path / "deep" / "model"
     compat.export_saved_model(model, str(target), is_chief=True)

@@ -59,9 +59,7 @@ def test_task_runs_each_of_its_numbers_in_a_process_of_its_own(tmp_path: Path) -
     assert told(tmp_path) == {f"run-{i}": expected(i, 5) for i in (3, 4)}
 
 
-def test_task_hands_on_the_gpus_that_spark_assigned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_hands_on_gpus_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def gpus(args: dict[str, Any], ctx: TFNodeContext) -> None:
         Path(args["folder"], "gpus").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
 
@@ -89,9 +87,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
         TFParallel.run(sc, *arguments, use_barrier=use_barrier)
 
 
-def test_more_runs_at_once_than_slots_fail_unless_spark_promises_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_more_runs_than_slots_fail_unless_spark_adds_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TFParallel, "EXECUTORS_WAIT_S", 0.1)
     two = Executors((1, 1))
     options: dict[str, Any] = {"feeding": Feeding(fed=False), "num_gpus": None}
@@ -101,9 +97,7 @@ def test_more_runs_at_once_than_slots_fail_unless_spark_promises_more(
     TFParallel._check_slots(promised, 3, **options)
 
 
-def test_runs_are_there_all_at_once_and_their_values_come_back(
-    spark_local: SparkSession, tmp_path: Path
-) -> None:
+def test_runs_are_all_at_once_and_give_values(spark_local: SparkSession, tmp_path: Path) -> None:
     def meet(args: list[str], ctx: TFNodeContext) -> Any:
         value = tell(args, ctx)
         until(lambda: len(list(Path(args[1]).iterdir())) == ctx.num_workers)

@@ -83,9 +83,7 @@ def ask_for_the_end(address: Address, **environ: str) -> subprocess.Popen[bytes]
     return subprocess.Popen(command, env=os.environ | environ, stderr=subprocess.DEVNULL)
 
 
-def test_peer_that_sends_half_a_frame_or_a_pickle_blocks_nobody(
-    server: tuple[Server, Address],
-) -> None:
+def test_peer_that_sends_half_a_frame_or_pickle_blocks_none(server: tuple[Server, Address]) -> None:
     class Evil:
         def __reduce__(self) -> Any:
             return os.abort, ()

@@ -24,9 +24,7 @@ FILE_SYSTEMS = ("file://", "hdfs://namenode:8020", "viewfs://cluster")
     ["hdfs://a/b", "file:///a", "gs://bucket/a", "abfss://c@account.dfs.core.windows.net/a",
      "wasbs://c/a", "s3a://bucket/a", "https://example.org/a"],
 )  # fmt: skip
-def test_path_with_any_scheme_is_left_alone_and_others_are_completed(
-    default_fs: str, url: str
-) -> None:
+def test_path_with_a_scheme_is_left_alone_and_others_completed(default_fs: str, url: str) -> None:
     context = TFNodeContext(defaultFS=default_fs)
     assert TFNode.hdfs_path(context, url) == url
     assert TFNode.hdfs_path(context, "/a") == context.absolute_path("/a") == f"{default_fs}/a"

@@ -116,9 +116,7 @@ def test_spark_vectors_are_stored_as_spark_does() -> None:
         ([datetime(2026, 1, 1)], pa.date32(), "no date"),
     ],
 )
-def test_value_that_does_not_fit_is_named(
-    results: list[Any], kind: pa.DataType, words: str
-) -> None:
+def test_value_that_doesnt_fit_is_named(results: list[Any], kind: pa.DataType, words: str) -> None:
     with pytest.raises(InferenceError, match=words):
         columns(results, y=kind)
 

@@ -81,9 +81,7 @@ def test_frame_that_streams_arrow_is_a_table_and_a_reader_is_none() -> None:
     assert not any(map(holds_tables, (reader, [1, 2], [], "text", {"x": [1]})))
 
 
-def test_dataset_is_read_in_its_order_with_the_columns_of_its_format(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_dataset_is_read_in_order_with_its_formats_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_DATASET_ROWS", 60)
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(

@@ -111,7 +111,7 @@ def test_padding_that_cannot_be_is_refused_before_a_row_is_read(pad: Any) -> Non
 def test_columns_that_padding_misses_or_adds_are_refused() -> None:
     lists = column([[1], [2, 3]])
     with pytest.raises(
-        ConfigError, match="pad= names 'd': must name columns of the feed, which are c"
+        ConfigError, match="pad= names 'd': must name columns of the feed, which ar"
     ):
         padded({"c": lists}, {"d": 1}, None)
     with pytest.raises(ConfigError, match=r"pad= adds a column 'c\.mask'"):

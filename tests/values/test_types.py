@@ -34,9 +34,7 @@ def values(dtype: str) -> Any:
 
 @pytest.mark.parametrize("dtype", BY_DTYPE)
 @pytest.mark.parametrize("dims", [(), (2,), (1, 2)])
-def test_an_output_becomes_a_column_of_its_type_and_is_read_again(
-    dtype: str, dims: tuple[int, ...]
-) -> None:
+def test_output_becomes_a_column_and_is_read_again(dtype: str, dims: tuple[int, ...]) -> None:
     tensor = Tensor("y", dtype, (None, *dims))
     schema, (output,) = mapped_outputs({}, {}, Signature((), (tensor,)))
     array = np.resize(values(dtype), (2, *dims))

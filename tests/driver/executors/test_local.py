@@ -81,9 +81,7 @@ def test_tables_and_iterables_of_rows_become_batches(data: Any) -> None:
     assert sum(batch.num_rows for batch in batches) == 3
 
 
-def test_agent_that_does_not_end_in_time_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_that_ends_late_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
     cluster = launch(hang, nodes=1, feeding=Feeding(fed=False))
     executor = cluster._executor

@@ -186,9 +186,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_what_spark_wrote_is_read_vectors_among_it(
-    spark_local: SparkSession, tmp_path: Path
-) -> None:
+def test_files_of_spark_are_read_with_vectors(spark_local: SparkSession, tmp_path: Path) -> None:
     dense = [Vectors.dense([i, 1, -0.0]) for i in range(20)]
     rows = [(i, v if i % 3 else Vectors.sparse(3, [1], [2.0])) for i, v in enumerate(dense)]
     frame = spark_local.createDataFrame(rows, ["id", "v"]).selectExpr(
@@ -202,9 +200,8 @@ def test_what_spark_wrote_is_read_vectors_among_it(
 def test_scans_that_nodes_read(spark_local: SparkSession, folder: Path) -> None:
     """Columns that are left out, renamed, aliased and checked for nulls."""
     checked = f.coalesce("id", f.raise_error(f.lit("null")).cast("long"))
-    frame = (
-        spark_local.read.parquet(str(folder)).alias("a").select("a.x", "a.s", checked.alias("i"))
-    )
+    frame = spark_local.read.parquet(str(folder)).alias("a")
+    frame = frame.select("a.x", "a.s", checked.alias("i"))
     frame = frame.select(f.col("s").alias("x.y"), "i", f.col("x").alias("z"))
     assert assert_same(frame.withColumnRenamed("z", "id")).num_rows == 60
 
@@ -256,9 +253,7 @@ def test_settings_that_change_what_spark_reads(
         spark_local.conf.unset(name)
 
 
-def test_options_schemas_and_caches_that_change_what_spark_reads(
-    spark_local: SparkSession, folder: Path
-) -> None:
+def test_options_schemas_caches_that_change_rows(spark_local: SparkSession, folder: Path) -> None:
     def refused(frame: DataFrame, reason: str) -> None:
         with pytest.raises(ConfigError, match=reason):
             scanned_files(frame, is_local=True)
@@ -285,9 +280,7 @@ def test_options_schemas_and_caches_that_change_what_spark_reads(
     assert_same(frame)
 
 
-def test_files_are_those_that_the_dataframe_was_made_of(
-    spark_local: SparkSession, tmp_path: Path
-) -> None:
+def test_files_are_those_the_dataframe_has_read(spark_local: SparkSession, tmp_path: Path) -> None:
     table = pa.table({"x": np.arange(10)})
     pq.write_table(table, tmp_path / "a.parquet")
     frame = spark_local.read.parquet(str(tmp_path))

@@ -76,9 +76,7 @@ def node_processes(lines: Lines) -> tuple[set[int], set[int]]:
     return {int(words[5]) for words in there}, {int(words[3]) for words in there}
 
 
-def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
-    spark_cluster: SparkSession, tmp_path: Path
-) -> None:
+def test_only_rows_of_a_lost_executor_return(spark_cluster: SparkSession, tmp_path: Path) -> None:
     """It takes a node, and the tasks that feed, with it."""
     lines = Lines()
     options: dict[str, Any] = {"max_restarts": 2, "checkpoint_dir": str(tmp_path)}

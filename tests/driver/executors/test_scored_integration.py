@@ -123,7 +123,7 @@ def test_inference_answers_each_row_beside_the_columns_of_its_input(
     assert scored.count() == 100
 
 
-def test_results_of_a_dataframe_need_a_schema_and_start_no_job(
+def test_results_of_dataframes_need_schema_and_no_job(
     spark_local: SparkSession, scorer: Scorer
 ) -> None:
     frame = spark_local.range(50, numPartitions=3)

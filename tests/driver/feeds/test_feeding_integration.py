@@ -87,9 +87,7 @@ def test_every_row_is_read_once_an_epoch_however_often_it_is_fed(roomy: Lab, fee
     assert column(results, 1) == 3 * sum(range(1000)) + sum(range(501))
 
 
-def test_data_without_rows_are_an_error_of_the_driver(
-    roomy: Lab, feed: str, tmp_path: Path
-) -> None:
+def test_data_without_rows_are_the_drivers_error(roomy: Lab, feed: str, tmp_path: Path) -> None:
     roomy.begin(count, feed)
     pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "part.parquet")
     nothing: list[Any] = [[], iter([]), pa.table({"x": pa.array([], pa.int64())}), str(tmp_path)]
@@ -179,9 +177,7 @@ def test_shutdown_ends_a_running_feed_and_later_ones() -> None:
 # inference
 
 
-def test_results_of_inference_are_in_order_and_come_as_they_are_asked_for(
-    roomy: Lab, feed: str
-) -> None:
+def test_results_of_inference_are_in_order_and_come_when_asked_for(roomy: Lab, feed: str) -> None:
     def double_named(name: str, ctx: NodeContext) -> None:
         feed = ctx.get_data_feed(train_mode=False, qname_in=name)
         while not feed.should_stop():
@@ -238,9 +234,8 @@ def test_warning_names_the_nodes_that_have_returned_and_left_rows(
         report = cluster.feed(range(1000))
         assert (report.rows_used, report.epochs) == (0, 0)
         for epochs in (1, 3):
-            assert cluster.feed(str(tmp_path), epochs=epochs).rows_unused == 100 * epochs, (
-                "of files"
-            )
+            unused = cluster.feed(str(tmp_path), epochs=epochs).rows_unused
+            assert unused == 100 * epochs, "of files"
     assert caplog.text.count("rows were not used: map_fun has returned") == 4
     assert "terminate() on worker:0, worker:1" in caplog.text
 
@@ -404,9 +399,7 @@ def test_training_and_validation_are_two_sources_side_by_side_with_a_feed(
     assert sum(rows[1] for rows in results) == 3 * sum(range(250))
 
 
-def test_steps_that_all_nodes_can_take_are_known_without_a_driver(
-    little: Lab, tmp_path: Path
-) -> None:
+def test_steps_that_all_nodes_take_are_known_with_no_driver(little: Lab, tmp_path: Path) -> None:
     def full_steps(args: str, ctx: NodeContext) -> list[int]:
         batches = ctx.batches(16, feed=sparkdl.parquet(args), even=True, tail="drop")
         return [len(batch["x"]) for _ in range(2) for batch in batches]
@@ -440,9 +433,7 @@ def steps_of(results: list[Any]) -> list[list[int]]:
     [*(("little", tail) for tail in TAILS), ("roomy", "drop")],
     indirect=["nodes"],
 )
-def test_nodes_that_meet_at_every_step_use_each_row_once_an_epoch(
-    nodes: Lab, feed: str, tail: Tail
-) -> None:
+def test_nodes_in_lockstep_use_each_row_once_an_epoch(nodes: Lab, feed: str, tail: Tail) -> None:
     count = sum(SIZES)
     with Meetings() as meetings:
         nodes.begin(train, {"port": meetings.port, "feed": feed, "tail": tail})
@@ -497,7 +488,7 @@ def endless() -> Iterator[dict[str, int]]:
         yield {"x": x}
 
 
-def test_terminate_of_one_worker_ends_an_endless_feed_and_all_take_part_in_the_next(
+def test_terminate_of_one_worker_ends_an_endless_feed_and_all_get_the_next(
     roomy: Lab, feed: str
 ) -> None:
     roomy.begin(alone, {"feed": feed, "stop": [1, 0, 2]})
@@ -522,9 +513,7 @@ def slow_once(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]]]:
     return train(args, ctx)
 
 
-def test_feed_that_timed_out_names_node_and_step_and_the_cluster_is_fed_again(
-    roomy: Lab, feed: str
-) -> None:
+def test_feed_that_timed_out_names_node_and_step_and_is_fed_again(roomy: Lab, feed: str) -> None:
     with Meetings() as meetings, Meetings(2) as held:
         ports = {"port": meetings.port, "held": held.port}
         roomy.begin(slow_once, {**ports, "feed": feed, "tail": "short"})

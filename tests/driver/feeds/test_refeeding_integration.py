@@ -45,9 +45,7 @@ def read_all(gate: Gate, ctx: NodeContext) -> list[int]:
     return rows
 
 
-def test_rows_are_fed_again_when_no_call_is_under_way_and_the_end_waits_for_them(
-    tmp_path: Path,
-) -> None:
+def test_rows_are_fed_again_when_no_call_is_under_way_and_the_end_waits(tmp_path: Path) -> None:
     """A node dies when all have been told of the end."""
     gate = Gate.at(tmp_path / "gate")
     with launch(read_all, gate, max_restarts=1) as cluster, ThreadPoolExecutor(1) as pool:
@@ -88,9 +86,7 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
 
 @pytest.mark.deep  # of rows that are not shuffled: tests/faults/test_processes.py
 @pytest.mark.parametrize("source", ["rows", "files", "own"])
-def test_final_model_has_each_row_once_an_epoch_however_often_nodes_die(
-    source: str, tmp_path: Path
-) -> None:
+def test_final_model_has_each_row_once_an_epoch_if_nodes_die(source: str, tmp_path: Path) -> None:
     """A node dies in the first epoch, another one in the second, which reads its log again."""
     data: Any = list(range(ROWS))
     if source != "rows":

@@ -74,9 +74,7 @@ def told_of(world: World, refused: int, rows_due: dict[int, int], **nodes: Any) 
         (FeedCount("f"), [], "too few for a step on every node"),
     ],
 )
-def test_warning_says_which_node_wants_no_more_rows(
-    now: FeedCount, finished: list[int], why: str
-) -> None:
+def test_warning_names_who_wants_no_rows(now: FeedCount, finished: list[int], why: str) -> None:
     world = build_world(0, {node: Address("h", 1, "") for node in SPEC.nodes})
     warning = told_of(world, 2, {0: 7, 1: 0}, counts={0: now}, finished=frozenset(finished))
     assert "Feed 'f': 9 rows were not used" in warning

@@ -31,9 +31,8 @@ def folder(tmp_path: Path) -> Path:
     for part in range(3):
         numbers = range(part * 40, part * 40 + 40)
         y = [None if i == 70 else i / 4 for i in numbers]
-        table = pa.table(
-            {"x": numbers, "y": pa.array(y, pa.float32()), "z": [[i] for i in numbers]}
-        )
+        tokens = [[i] for i in numbers]
+        table = pa.table({"x": numbers, "y": pa.array(y, pa.float32()), "z": tokens})
         pq.write_table(table, tmp_path / f"{part}.parquet", row_group_size=15)
     return tmp_path
 

@@ -31,9 +31,7 @@ def pour_one_by_one(num_rows: int, totals: list[int]) -> list[int]:
 
 
 @given(st.integers(0, 200), TOTALS)
-def test_level_is_the_same_as_giving_each_row_to_the_lowest_node(
-    num_rows: int, totals: list[int]
-) -> None:
+def test_level_is_as_giving_each_row_to_the_lowest_node(num_rows: int, totals: list[int]) -> None:
     assert level(num_rows, totals) == pour_one_by_one(num_rows, totals)
 
 
@@ -42,9 +40,7 @@ def piece(number: int, start: int, rows: int, partition: int = 0) -> SpooledRang
 
 
 def rows_of(assigned: Sequence[AssignedRange]) -> list[tuple[int, int]]:
-    found = [
-        (p, i) for each in assigned for p, start, stop in each.spans for i in range(start, stop)
-    ]
+    found = [(p, i) for each in assigned for p, *ends in each.spans for i in range(*ends)]
     assert len(found) == sum(each.rows for each in assigned)
     return found
 
@@ -71,9 +67,8 @@ def test_rows_of_another_agent_come_after_a_moment() -> None:
     assert table.due_s == 5.0 + FIRST_GRACE_S
     assigned = table.assign({0: SHORT, 1: SHORT}, table.due_s)
     assert table.assigned == {0: 5, 1: 5}
-    assert sorted(rows_of([*itertools.chain(*assigned.values())])) == [
-        (0, row) for row in range(10)
-    ]
+    rows = rows_of([*itertools.chain(*assigned.values())])
+    assert sorted(rows) == [(0, row) for row in range(10)]
     assert math.isinf(table.due_s)
 
 

@@ -755,9 +755,7 @@ def test_every_row_is_used_once_an_epoch_whenever_nodes_die(seed: int) -> None:
 
 
 @given(SEEDS, st.sets(st.sampled_from(FAULTS)))
-def test_no_row_is_used_twice_an_epoch_and_nobody_waits_whatever_happens(
-    seed: int, faults: set[str]
-) -> None:
+def test_no_row_is_used_twice_an_epoch_and_no_node_waits_ever(seed: int, faults: set[str]) -> None:
     simulation = played(seed, *sorted(faults))
     for (call, *_), times in simulation.model().items():
         assert times <= simulation.asked[call][1]

@@ -51,9 +51,7 @@ LOST_PORTS = "ports were lost to other processes {} times in a row"
         (0, 0, Fail(LOST_PORTS.format(1))),
     ],
 )
-def test_lost_port_is_tried_again_so_many_times(
-    retries: int, most: int, decision: Decision
-) -> None:
+def test_lost_port_is_tried_again_so_often(retries: int, most: int, decision: Decision) -> None:
     settings = Settings(max_port_retries=most)
     assert decide([PORT], History(retries), settings) == decision
     because_of_it = Failure("chief:0", "exception", "cannot connect", 1.0)

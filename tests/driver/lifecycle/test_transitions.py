@@ -88,9 +88,8 @@ class Play(Played):
 
 
 def sent(actions: list[states.Action], kind: type) -> list[str]:
-    return [
-        a.agent_id for a in actions if isinstance(a, states.Send) and isinstance(a.message, kind)
-    ]
+    sent = [a for a in actions if isinstance(a, states.Send) and isinstance(a.message, kind)]
+    return [a.agent_id for a in sent]
 
 
 def resumes(actions: list[states.Action]) -> set[Resume]:
@@ -166,9 +165,7 @@ def test_world_goes_on_with_fewer_nodes_and_grows_at_a_checkpoint() -> None:
     ("options", "victims"),
     [({}, "bc"), ({"chief": "chief"}, "a"), ({"ps": 1, "coordinator": False}, "a")],
 )
-def test_world_without_enough_nodes_or_a_role_does_not_begin(
-    options: dict[str, Any], victims: str
-) -> None:
+def test_world_without_enough_nodes_or_a_role_waits(options: dict[str, Any], victims: str) -> None:
     options.pop("coordinator", None)
     play = Play(3, options, min_nodes=2)
     play.say(*(play.left(victim) for victim in victims))
@@ -599,9 +596,7 @@ def validate(play: Play, asked: set[str]) -> None:
 
 
 @given(st.data())
-def test_whatever_happens_rounds_count_up_and_only_who_is_there_is_spoken_to(
-    data: st.DataObject,
-) -> None:
+def test_always_rounds_count_up_and_only_who_is_there_is_spoken_to(data: st.DataObject) -> None:
     play = Play(**data.draw(st.sampled_from(SPECS)))
     chance, generation = Chance(data, play), 0
     asked = set(sent(play.actions, msg.Detach))

@@ -154,9 +154,7 @@ CLUSTER = "local-cluster[2,4,1024]"
         (spec(3, num_ps=1, driver_nodes=1), with_gpus(1), 1),
     ],
 )
-def test_a_node_asks_spark_for_its_gpus(
-    wanted: ClusterSpec, topology: Topology, gpus: float | None
-) -> None:
+def test_node_asks_for_its_gpu(wanted: ClusterSpec, topology: Topology, gpus: float | None) -> None:
     assert choose_placement(wanted, topology).node_gpus == gpus
 
 
@@ -206,9 +204,7 @@ def context(master: str, executors: Executors, **settings: str) -> Any:
     return SimpleNamespace(master=master, _jsc=java, **facts)
 
 
-def test_executors_that_come_late_are_waited_for_and_the_log_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_executors_that_come_late_are_awaited_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     executors = Executors((), (2,), (2,), (2, 2))
     spark = context("spark://m:7077", executors)
     topology = placement.read_topology(spark, spec(3), 60.0, silent_s=0.0)

@@ -73,9 +73,6 @@ def test_what_spark_says_is_turned_into_what_to_do(text: str, cls: type, words: 
         (RuntimeError(" \n"), "RuntimeError"),
     ],
 )
-def test_an_error_without_a_python_traceback_is_told_by_its_first_line(
-    error: Exception, first: str
-) -> None:
-    assert str(explain_job_failure(error)) == (
-        f"the Spark job that carries the nodes failed: {first}"
-    )
+def test_error_without_python_traceback_is_told_by_first_line(error: Exception, first: str) -> None:
+    told = str(explain_job_failure(error))
+    assert told == f"the Spark job that carries the nodes failed: {first}"

@@ -96,9 +96,7 @@ def test_asking_for_an_epoch_moves_nothing_and_what_is_left_of_one_is_one() -> N
         assert flat(reading) == [2, 3]
 
 
-def test_world_that_goes_on_may_count_its_epochs_from_zero(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_world_that_goes_on_may_count_epochs_from_zero(caplog: pytest.LogCaptureFixture) -> None:
     with Arrivals() as it:
         it.reader.registry.is_resumed = True
         batches = EpochBatches(it.reader, 2)
@@ -154,9 +152,7 @@ def test_sparse_and_dense_vectors_are_rows_of_one_array(shuffle: bool | int) -> 
     [(0, {}), (0, {"shuffle": True}), (0, {"tail": "pad"}), (1, {}), (1, {"shuffle": True})],
     ids=str,
 )
-def test_sparse_rows_take_the_memory_of_a_batch_and_not_of_what_arrived(
-    depth: int, options: dict[str, Any]
-) -> None:
+def test_sparse_rows_take_the_memory_of_one_batch_only(depth: int, options: dict[str, Any]) -> None:
     """At depth 1 rows are arrays of vectors."""
     width, size = 100_000, 4
     with Arrivals() as it:
@@ -199,9 +195,7 @@ def test_vectors_that_stay_sparse_are_csr_arrays_of_the_same_rows(options: dict[
         assert len(found) == 5, "as many steps as the other node"
 
 
-def test_sparse_options_and_columns_that_do_not_fit_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sparse_options_and_columns_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     with Arrivals() as it:
         for options, reason in (
             ({"sparse": "x"}, "sparse='x': must be a list of the names of columns"),
@@ -225,9 +219,7 @@ def test_sparse_options_and_columns_that_do_not_fit_are_refused(
 
 
 @given(st.lists(st.integers(1, 12), max_size=10), st.integers(1, 15), st.lists(st.booleans()))
-def test_batches_are_the_rows_in_order(
-    segments: list[int], batch_size: int, pressures: list[bool]
-) -> None:
+def test_batches_are_in_order(segments: list[int], batch_size: int, pressures: list[bool]) -> None:
     with Arrivals() as it:
         it.rows(*segments)
         it.end_epoch(0)
@@ -352,7 +344,7 @@ WEIGHTED = {**COLUMNS, "sample_weight": 0}
         (WEIGHTED, ["a", "sample_weight"], "b", ({"a": 1, "sample_weight": 0}, 2)),
     ],
 )
-def test_element_is_what_was_named(
+def test_named_element(
     columns: dict[str, Any], x: Names | None, y: Names | None, element: Any
 ) -> None:
     assert arrange(columns, x, y) == element

@@ -144,9 +144,7 @@ def test_position_is_the_rows_of_the_batches(
     size=st.integers(1, 8),
     taken=st.integers(0, 30),
 )
-def test_batches_of_a_loop_that_was_left_are_not_used(
-    segments: list[int], size: int, taken: int
-) -> None:
+def test_batches_of_abandoned_loops_are_unused(segments: list[int], size: int, taken: int) -> None:
     with Numbered() as it:
         it.rows(*segments)
         it.end_epoch(0)
@@ -170,7 +168,7 @@ def test_batches_of_a_loop_that_was_left_are_not_used(
     st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=8),
     st.lists(st.integers(1, 7), max_size=12),
 )
-def test_datafeed_counts_its_lists_and_never_inference(
+def test_datafeed_counts_lists_not_inference(
     segments: list[tuple[bool, int]], sizes: list[int]
 ) -> None:
     def send(_message: Local, _fd: int) -> None: ...
@@ -281,9 +279,7 @@ def test_epochs_that_need_not_be_told_any_more_are_forgotten() -> None:
             assert len(list(batches)) == 3
             it.reader.on_message(FeedCovered(FEED, epoch - 1))
         told = [row for row in it.position(None) if row[0] >= 2]
-        assert told == [
-            (epoch, row) for epoch in (2, 3) for row in range(epoch * 10, epoch * 10 + 10)
-        ]
+        assert told == [(n, row) for n in (2, 3) for row in range(n * 10, n * 10 + 10)]
         assert len(it.reader._cursor.consumed._segments) == 4
 
 

@@ -48,9 +48,7 @@ def reading(
 
 
 @pytest.mark.parametrize("nbytes", [LITTLE, 1 << 28])
-def test_files_are_read_for_ever_and_no_further_ahead_than_one_epoch(
-    folder: Path, nbytes: int
-) -> None:
+def test_files_are_read_for_ever_and_at_most_one_epoch_ahead(folder: Path, nbytes: int) -> None:
     with reading(folder, nbytes) as own:
         for epoch in range(5):
             assert values(own.reader) == list(range(ROWS))

@@ -45,7 +45,7 @@ def read(_: None, ctx: NodeContext) -> list[tuple[int, int]]:
 
 @pytest.mark.smoke
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read from /proc")
-def test_wide_vectors_of_spark_reach_two_nodes_within_the_memory_of_a_few_batches(
+def test_wide_vectors_reach_two_nodes_within_the_memory_of_some_batches(
     spark_local: SparkSession,
 ) -> None:
     word = f"concat('w', (id * 7 + k * {APART}) % {WIDTH})"

@@ -145,9 +145,7 @@ def test_rows_that_a_child_was_to_have_when_it_died_are_the_next_ones() -> None:
 
 
 @pytest.mark.parametrize(("memory", "segments"), [(4, 1000), (1000, 4)])
-def test_spool_takes_half_of_the_room_and_does_not_lock_out_the_log(
-    memory: int, segments: int
-) -> None:
+def test_spool_takes_half_of_the_room_and_never_locks_out_logs(memory: int, segments: int) -> None:
     with node(memory * NBYTES) as it:
         it.store.budget.limit_segments = segments
         assert [it.bring() for _ in range(3)] == [True, True, None]
@@ -299,9 +297,8 @@ class Moves(RuleBasedStateMachine):
         tenths=st.integers(1, 60), disk=st.booleans(), keeps=st.booleans(), most=st.integers(2, 9)
     )
     def begins(self, tenths: int, disk: bool, keeps: bool, most: int) -> None:
-        limits = StoreLimits(
-            NBYTES * tenths // 10, 2 * NBYTES * disk, Path(self.folder.name), keeps
-        )
+        folder = Path(self.folder.name)
+        limits = StoreLimits(NBYTES * tenths // 10, 2 * NBYTES * disk, folder, keeps)
         self.it = Node(limits, most)
         self.epoch = self.generation = self.row = 0
         self.ranges: dict[int, list[tuple[int, int, int]]] = {}

@@ -34,9 +34,7 @@ def told(progress: list[msg.FeedProgress], feed: str = FEED) -> tuple[int, int, 
     return count.rows_received, count.given.rows, count.given.epochs, count.closed
 
 
-def test_what_the_driver_waits_for_is_told_at_once_and_other_counts_seldom(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_counts_the_driver_waits_for_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "PROGRESS_PERIOD_S", 1000 * SOON_S)
     with LocalNode() as node:
         append(node)  # the first rows of an epoch

@@ -175,9 +175,7 @@ def test_addresses_of_this_host_are_known_by_binding_them() -> None:
 
 
 @pytest.mark.parametrize("is_near", [True, False])
-def test_rows_are_stored_once_each_in_their_order(
-    is_near: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_stored_once_each_in_order(is_near: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As descriptors on the agent's own machine, through Flight from another one."""
     if not is_near:
         monkeypatch.setattr(FdSender, "connect", lambda name, token: None)
@@ -187,9 +185,8 @@ def test_rows_are_stored_once_each_in_their_order(
         assert node.values == list(range(1001))
         assert [piece.rows[0] for piece in node.spooled] == list(range(0, 1001, 100))
         assert {piece.is_descriptor for piece in node.spooled} == {is_near}
-        assert {piece.header for piece in node.spooled} == {
-            PutHeader(FEED, 0, "run", 4, 3, keep=True)
-        }
+        header = PutHeader(FEED, 0, "run", 4, 3, keep=True)
+        assert {piece.header for piece in node.spooled} == {header}
 
 
 def test_small_batches_are_joined_and_large_ones_halved() -> None:
@@ -274,9 +271,7 @@ def test_agent_that_cannot_be_reached_is_named_with_what_to_set() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"), [("fail", "the spool is on fire"), ("babble", "JSON is malformed")]
 )
-def test_reason_of_an_agent_that_breaks_the_stream_is_told(
-    at: int, answer: Answer, reason: str
-) -> None:
+def test_reason_of_agent_that_stops_a_feed_is_told(at: int, answer: Answer, reason: str) -> None:
     script: list[Answer] = [*["store"] * (at - 1), answer]  # type: ignore[list-item]
     with SpoolServer(answer=answers(*script), opening=answer if not at else "store") as node:
         feed = Feeder(order([node.target]), 0)
@@ -454,7 +449,7 @@ def test_rows_and_token_cross_in_the_clear_only_without_tls(is_encrypted: bool, 
         ("none", "ours", "."),
     ],
 )
-def test_who_is_not_believed_gets_no_row_and_is_told_soon(
+def test_untrusted_gets_no_row_and_is_told_soon(
     server: str, client: str, reason: str, ours: Tls
 ) -> None:
     known = {"ours": ours.trust, "another": new_tls().trust, "none": None}

@@ -161,6 +161,4 @@ def test_rows_of_an_earlier_child_are_told_before_the_epoch_begins() -> None:
         node.call(lambda: node.feeds.on_driver_message(FeedBegin(FEED, 3, 3, "run")))
         node.wait_told(lambda _: last_count(node).began == 3)
         assert [(each.epoch, each.generation) for each in node.spooled] == [(3, 1)]
-        assert [(piece.partition, piece.start, piece.rows) for piece in node.ranges] == [
-            (0, 0, 100)
-        ]
+        assert [(each.partition, each.start, each.rows) for each in node.ranges] == [(0, 0, 100)]

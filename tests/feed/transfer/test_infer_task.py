@@ -83,9 +83,7 @@ def test_node_that_is_lost_with_rows_fails_the_task() -> None:
         serving.result()
 
 
-def test_node_whose_host_says_no_word_any_more_fails_the_task(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_node_whose_host_is_silent_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its link is cut: no connection ends, and nobody is told."""
     monkeypatch.setattr(task, "_LOOK_S", 0.1)
     with LocalNode(0) as lost, NodeProxy(lost.target) as link:
@@ -136,9 +134,7 @@ def test_nodes_that_have_gone_are_no_riddle_the_coordinator_tells_the_cause() ->
             act()
     finally:
         controller.close()
-    with pytest.raises(
-        FeederError, match=r"\] the cluster has been shut down, .* before the shutdown"
-    ):
+    with pytest.raises(FeederError, match=r"\] the cluster has been shut down, .* before the shut"):
         act()
 
 
@@ -208,9 +204,7 @@ def test_too_many_results_are_an_error_and_the_node_lives_on() -> None:
         serving.result()
 
 
-def test_whoever_stops_asking_does_not_leave_the_node_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_stops_asking_does_not_leave_the_node_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The partition has stopped as well: nothing more comes from it, and it does not end."""
     with LocalNode() as node:
         is_forgotten, is_over = threading.Event(), threading.Event()

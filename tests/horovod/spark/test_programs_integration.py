@@ -54,9 +54,7 @@ def accuracy(scored: DataFrame) -> float:
 
 @pytest.mark.smoke
 @pytest.mark.torch
-def test_pytorch_program_of_two_labels_with_a_lambda_as_loss(
-    spark_ml: SparkSession, tmp_path: Path
-) -> None:
+def test_pytorch_program_of_two_labels_and_a_lambda(spark_ml: SparkSession, tmp_path: Path) -> None:
     import torch
     from torch import optim
 

@@ -31,9 +31,7 @@ def plain(train_fn: Any, **args: Any) -> Any:
     return TFEstimator(train_fn, args).setFramework("plain").setFeeding(Feeding(timeout_s=60))
 
 
-def test_train_fn_gets_rows_by_mapping_marked_ones_apart_and_merged_arguments(
-    frame: DataFrame,
-) -> None:
+def test_train_fn_gets_rows_by_mapping_marked_apart_and_all_arguments(frame: DataFrame) -> None:
     estimator = plain(train_fns.read, batch_size=7, epochs=1, mine="x")
     estimator.setEpochs(2).setInputMapping({"z": "b", "x": "a"}).setValidationIndicatorCol("held")
     model = estimator.fit(frame)

@@ -129,9 +129,7 @@ def trained(spark_sessions: SparkSessions, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.usefixtures("spark_ml")
-def test_two_workers_train_in_a_pipeline_with_what_parameters_and_callbacks_say(
-    trained: Trained,
-) -> None:
+def test_two_workers_train_in_a_pipeline_as_parameters_and_callbacks_say(trained: Trained) -> None:
     history = trained.model.history
     assert trained.model.summary.feed.rows_used >= EPOCHS * 2 * (ROWS - ROWS // 5)
     names = sorted(history)
@@ -147,9 +145,7 @@ def test_two_workers_train_in_a_pipeline_with_what_parameters_and_callbacks_say(
 
 
 @pytest.mark.usefixtures("spark_ml")
-def test_saved_pipeline_scores_as_the_trained_model_and_is_loaded_with_its_summary(
-    trained: Trained,
-) -> None:
+def test_saved_pipeline_scores_as_the_trained_model_and_has_its_summary(trained: Trained) -> None:
     loaded: Any = PipelineModel.load(str(trained.folder / "pipeline"))
     assert loaded.stages[-1].summary == trained.model.summary
     assert loaded.stages[-1].summary.seconds > 0
@@ -213,9 +209,7 @@ def test_what_cannot_work_is_refused_at_once(make: Any, match: str) -> None:
 
 
 @pytest.mark.smoke
-def test_softmax_gives_columns_that_evaluators_take_without_a_further_parameter(
-    spark_ml: SparkSession,
-) -> None:
+def test_softmax_gives_columns_that_evaluators_take_as_they_are(spark_ml: SparkSession) -> None:
     import keras
 
     inner = keras.Sequential([keras.Input((3,)), keras.layers.Activation("softmax")])

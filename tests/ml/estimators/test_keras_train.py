@@ -55,9 +55,7 @@ def own_parts(keras: Any, scale: float = 2.0) -> tuple[Any, dict[str, Any]]:
     return model, {"Doubled": Doubled, "scaled": scaled}
 
 
-def test_custom_objects_travel_with_a_trained_model_and_the_optimizer_does_not(
-    tmp_path: Path,
-) -> None:
+def test_custom_objects_travel_with_a_trained_model_its_optimizer_does_not(tmp_path: Path) -> None:
     import keras
 
     def squares(y: Any, p: Any) -> Any:

@@ -98,9 +98,7 @@ def test_weights_need_the_loss_of_each_row() -> None:
         (by_hand, LOGITS, [0, 2, 1, 1], [0, 2, 1, 1]),
     ],
 )
-def test_label_comes_as_the_loss_takes_it(
-    loss: Any, output: Any, label: Any, expected: Any
-) -> None:
+def test_label_comes_as_loss_takes_it(loss: Any, output: Any, label: Any, expected: Any) -> None:
     given = t(label, torch.float64) if isinstance(np.ravel(label)[0], float) else t(label)
     found = fitted_label(loss_of(loss), t(output), given, "y")
     assert found.dtype == t(expected).dtype

@@ -55,9 +55,8 @@ def classifier() -> Any:
 
 
 def assembled(*estimators: Any) -> Pipeline:
-    return Pipeline(
-        stages=[VectorAssembler(inputCols=["a", "b"], outputCol="features"), *estimators]
-    )
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="features")
+    return Pipeline(stages=[assembler, *estimators])
 
 
 def estimator(**params: Any) -> Any:
@@ -191,9 +190,7 @@ def test_columns_go_by_place_and_ambiguous_ones_are_refused(points: DataFrame) -
     assert rows.columns == ["x"], "as no column that is fed has its name"
 
 
-def test_module_says_what_it_takes_before_nodes_start(
-    points: DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_module_says_what_it_takes(points: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "launch", None)
     fit: Any = partial(TorchEstimator, two_in_two_out(), loss="MSELoss")
     with pytest.raises(ConfigError, match="has the inputs left, right, and input_mapping="):

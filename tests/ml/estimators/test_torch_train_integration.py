@@ -162,9 +162,7 @@ def test_parameters_without_a_part_in_a_step_need_a_strategy_that_looks() -> Non
 
 
 @pytest.mark.smoke
-def test_killed_fit_has_the_rows_the_history_and_the_end_of_an_undisturbed_one(
-    tmp_path: Path,
-) -> None:
+def test_killed_fit_has_the_rows_history_and_end_of_an_undisturbed_one(tmp_path: Path) -> None:
     """On one node: that several go on in step is proved in tests/test_lightning.py."""
     callbacks = partial(die_once, tmp_path / "died", 3)
     asked = task(epochs=50, saves=True, validates=True, callbacks=callbacks)

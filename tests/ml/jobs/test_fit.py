@@ -28,9 +28,7 @@ def batch(values: list[Any], labels: list[int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"x": values, "y": labels})
 
 
-def test_every_row_is_in_one_batch_of_an_epoch_and_a_task_that_comes_again_finds_the_same(
-    tmp_path: Path,
-) -> None:
+def test_each_row_is_in_one_batch_of_an_epoch_and_a_second_task_finds_it(tmp_path: Path) -> None:
     labels = list(range(11))
     values = [[float(n), -float(n)] for n in labels]
     columns = ["x", "y"]

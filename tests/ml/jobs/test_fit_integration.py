@@ -41,9 +41,8 @@ def data_of(spark: SparkSession) -> DataFrame:
         for n in range(len(SIZES))
     ]
     rows = spark.sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
-    return spark.createDataFrame(
-        rows, "features array<float>, label float, weight float, held boolean"
-    )
+    schema = "features array<float>, label float, weight float, held boolean"
+    return spark.createDataFrame(rows, schema)
 
 
 def fit(data: DataFrame, made: Any = network) -> Any:
@@ -109,9 +108,7 @@ def test_it_equals_one_process_and_each_job_says_what_it_is(spark_ml: SparkSessi
     assert "" not in named
 
 
-def test_rows_are_sorted_behind_a_shuffle_which_brings_them_in_any_order(
-    spark_ml: SparkSession,
-) -> None:
+def test_rows_are_sorted_after_a_shuffle_brings_them_in_any_order(spark_ml: SparkSession) -> None:
     rows = [(float(n), Vectors.dense(float(n % 7), 1.0)) for n in range(200)]
     found = spread(spark_ml.createDataFrame(rows, ["a.b", "v"]), 3)
     hashed = functions.xxhash64("`a.b`", vector_to_array(functions.col("v")))

@@ -63,9 +63,7 @@ async def meet(columns: dict[str, Any]) -> Any:
     return 2 * x
 
 
-def test_batches_are_in_flight_at_once_and_answers_have_the_order_of_the_rows(
-    scoring: Scoring,
-) -> None:
+def test_batches_are_in_flight_at_once_and_answers_have_the_rows_order(scoring: Scoring) -> None:
     assert [row["y"] for row in scoring(meet, 36)] == [2 * x for x in range(36)]
     assert (SEEN.most, SEEN.running) == (MAX_ASYNC, 0)
 
@@ -73,9 +71,7 @@ def test_batches_are_in_flight_at_once_and_answers_have_the_order_of_the_rows(
 def test_batch_that_fails_is_halved_while_others_are_in_flight(scoring: Scoring) -> None:
     found = list(scoring(meet, 100, 4, "why"))
     assert [row["y"] for row in found] == [None if x == 37 else 2 * x for x in range(100)]
-    assert {x: row["why"] for x, row in enumerate(found) if row["why"]} == {
-        37: "TimeoutError: late"
-    }
+    assert {x: r["why"] for x, r in enumerate(found) if r["why"]} == {37: "TimeoutError: late"}
     assert sorted(SEEN.rows, reverse=True) == [*[4] * 25, *[2] * 2, *[1] * 2]
     assert (SEEN.most, SEEN.running) == (MAX_ASYNC, 0)
 

@@ -60,9 +60,7 @@ def attempt(folder: Path, **how: Any) -> list[dict[str, Any]]:
     return [row for told in found for row in told.to_pylist()]
 
 
-def test_attempts_leave_out_parts_that_are_there_and_no_row_is_written_twice(
-    tmp_path: Path,
-) -> None:
+def test_attempts_leave_out_finished_parts_and_no_row_is_written_twice(tmp_path: Path) -> None:
     BAD.add(40)
     with pytest.raises(InferenceError, match="failed on rows 40 to 41"):
         attempt(tmp_path)
@@ -109,13 +107,8 @@ def again(n):
     return again(n - 1) if n else make
 print(identity(functools.partial(make, path="q")), identity(again))
 """
-    changes = {"": "", "\nclass": "\n\n# moved\nclass"}
-    changes |= {
-        "VERSION, log = {": "VERSION, log = {'d', ",
-        '"x"': '"y"',
-        '"w"': '"z"',
-        'h="q"': 'h="r"',
-    }
+    changes = {"": "", "\nclass": "\n\n# moved\nclass", '"x"': '"y"', '"w"': '"z"'}
+    changes |= {"VERSION, log = {": "VERSION, log = {'d', ", 'h="q"': 'h="r"'}
 
     def told(number: int, change: tuple[str, str]) -> str:
         file = tmp_path / f"{number}.py"

@@ -74,14 +74,10 @@ def committed(spark: SparkSession, folder: Path) -> set[int]:
 
 def check(found: DataFrame, ids: range) -> None:
     there = sorted(found.collect(), key=lambda row: row.id)
-    assert [(row["a.key"], row.id, row.twice) for row in there] == [
-        (f"r{i}", i, 2 * i) for i in ids
-    ]
+    assert [(r["a.key"], r.id, r.twice) for r in there] == [(f"r{i}", i, 2 * i) for i in ids]
 
 
-def test_call_after_an_error_scores_the_rows_that_lack_a_result(
-    table: DataFrame, tmp_path: Path
-) -> None:
+def test_call_after_an_error_scores_rows_without_a_result(table: DataFrame, tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("357")
     with pytest.raises(PythonException, match="bad row"):
         score(table, tmp_path)
@@ -133,9 +129,7 @@ def test_call_after_a_cancelled_job_goes_on_and_late_files_do_not_count(
     check(score(table, tmp_path), range(ROWS))
 
 
-def test_call_that_cannot_be_continued_is_refused_before_a_row_is_scored(
-    table: DataFrame, tmp_path: Path
-) -> None:
+def test_call_that_cannot_be_continued_is_refused_at_once(table: DataFrame, tmp_path: Path) -> None:
     few = table.limit(20)
     check(score(few, tmp_path, keep=["a.key", "id"]), range(20))
     kept: dict[str, Any] = {"keep": ["a.key", "id"]}
@@ -163,11 +157,7 @@ def test_call_that_cannot_be_continued_is_refused_before_a_row_is_scored(
             score(frame, tmp_path, **change)
     assert not (tmp_path / "new").exists()
     assert seen(tmp_path) == Counter(range(20))
-    holes: dict[str, Any] = {
-        "handle_invalid": "skip",
-        "keep": ["v"],
-        "checkpoint": str(tmp_path / "holes"),
-    }
+    holes = {"handle_invalid": "skip", "keep": ["v"], "checkpoint": str(tmp_path / "holes")}
     for _ in range(2):
         found = score(few.withColumn("id", f.nullif("id", f.lit(3))), tmp_path, **holes)
         assert found.count() == 19

@@ -99,9 +99,7 @@ def test_names_that_are_not_there_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("own", "asked"), [("output_0", "dense"), ("dense", "output_0:0")])
-def test_only_output_may_be_asked_for_by_another_name_if_nobody_chose_its_own(
-    own: str, asked: str
-) -> None:
+def test_only_output_may_have_another_name_if_nobody_chose_its_own(own: str, asked: str) -> None:
     tensors = (Tensor(own, "float32", (None,)), Tensor("b", "float32", (None,)))
     _, (column,) = mapped_outputs({asked: "c"}, {}, Signature((), tensors[:1]))
     assert (column.tensor, column.name) == (own, "c")

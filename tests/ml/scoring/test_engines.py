@@ -136,9 +136,8 @@ class AsyncLLM(LLM):
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     it, sampling = ModuleType("vllm"), ModuleType("vllm.sampling_params")
-    it.__dict__.update(
-        LLM=LLM, AsyncLLMEngine=AsyncLLM, AsyncEngineArgs=dict, SamplingParams=Params
-    )
+    engines = {"LLM": LLM, "AsyncLLMEngine": AsyncLLM, "AsyncEngineArgs": dict}
+    it.__dict__.update(engines, SamplingParams=Params)
     sampling.__dict__.update(RequestOutputKind=SimpleNamespace(FINAL_ONLY=2))
     monkeypatch.setitem(sys.modules, "vllm", it)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", sampling)
@@ -146,9 +145,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("kind", [VLLMEngine, AsyncVLLMEngine])
-def test_vllm_answers_prompts_in_order_and_a_bad_one_has_its_error(
-    scored: Scored, kind: type[VLLMEngine]
-) -> None:
+def test_vllm_answers_in_order_and_names_errors(scored: Scored, kind: type[VLLMEngine]) -> None:
     engine = kind("tiny", {"max_tokens": 2}, {"max_model_len": 20})
     found = scored(engine, "a b c", "d", "", "e f", error_col="why")
     assert [row["text"] for row in found] == ["c b", "d", None, "f e"]
@@ -196,10 +193,8 @@ def test_transformers_generates_what_it_does_for_a_prompt_alone(tiny: Path, scor
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     prompts = ["red", "red green blue green", "blue blue"]
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(tiny),
-        AutoTokenizer.from_pretrained(tiny),
-    )
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
     options = {"max_new_tokens": 5, "do_sample": False}
 
     def alone(prompt: str) -> list[int]:
@@ -208,9 +203,8 @@ def test_transformers_generates_what_it_does_for_a_prompt_alone(tiny: Path, scor
 
     def check(found: list[dict[str, Any]], given: list[str]) -> None:
         tokens = [alone(prompt) for prompt in given]
-        assert [row["text"] for row in found] == [
-            tokenizer.decode(each, skip_special_tokens=True) for each in tokens
-        ]
+        texts = [tokenizer.decode(each, skip_special_tokens=True) for each in tokens]
+        assert [row["text"] for row in found] == texts
         assert [row["tokens"] for row in found] == list(map(len, tokens))
         reasons = ["stop" if each[-1] == 1 else "length" for each in tokens]
         assert [row["finish_reason"] for row in found] == reasons
@@ -225,10 +219,9 @@ def test_columns_that_an_engine_does_not_have_are_refused() -> None:
     text, number = t.StructField("p", t.StringType()), t.StructField("n", t.LongType())
     schema = t.StructType([text, number])
     engine._check(schema, ["p"], ["text", "tokens"])
-    with pytest.raises(ConfigError, match=r"input_cols=\['p', 'n'\] must be one column of text"):
-        engine._check(schema, ["p", "n"], ["text"])
-    with pytest.raises(ConfigError, match=r"input_cols=\['n'\] must be one column of text"):
-        engine._check(schema, ["n"], ["text"])
+    for names in (["p", "n"], ["n"]):
+        with pytest.raises(ConfigError, match=r"input_cols=\[.*'n'\] must be one column of text"):
+            engine._check(schema, names, ["text"])
     with pytest.raises(ConfigError, match="names 'answer', and TransformersEngine gives text, tok"):
         engine._check(schema, ["p"], ["answer"])
     with pytest.raises(ConfigError, match="n=2 must be 1"):

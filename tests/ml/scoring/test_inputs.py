@@ -152,8 +152,6 @@ def test_only_input_may_be_asked_for_by_another_name_if_nobody_chose_its_own() -
         ({"m": "n", "s": "w"}, "column 'm' is of type map"),
     ],
 )
-def test_mapping_that_cannot_work_is_refused_before_anything_runs(
-    mapping: dict[str, str], match: str
-) -> None:
+def test_mapping_that_cannot_work_is_refused_at_once(mapping: dict[str, str], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         input_columns(mapping, Signature((NUMBER, WORD), ()), SCHEMA)

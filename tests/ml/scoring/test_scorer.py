@@ -143,9 +143,7 @@ def gated() -> Any:
 
 
 @pytest.mark.parametrize("bad", [4, 13])
-def test_waiting_rows_of_several_tasks_are_one_batch_and_fail_alone(
-    connect: Connect, bad: int
-) -> None:
+def test_waiting_rows_of_all_tasks_are_one_batch_and_fail_alone(connect: Connect, bad: int) -> None:
     clients = [connect(function(gated), *ALL) for _ in range(5)]
     given = [[0, 1], [2, 3], [bad, 5], [6, 7], [8, 9]]
     for client, values in zip(clients, given, strict=True):
@@ -177,9 +175,7 @@ def test_model_that_fails_for_one_task_after_another_is_loaded_anew(connect: Con
     wait_for_end(pids[0])
 
 
-def test_lost_scorer_is_an_error_with_its_last_words_and_another_takes_its_place(
-    connect: Connect,
-) -> None:
+def test_lost_scorer_is_an_error_with_its_last_words_and_is_replaced(connect: Connect) -> None:
     def dies() -> Any:
         def fn(columns: dict[str, Any]) -> Any:
             if columns["x"][0] == 0:
@@ -231,9 +227,7 @@ def test_task_that_is_killed_neither_harms_others_nor_keeps_the_scorer(
     assert not psutil.pid_exists(client.pid)
 
 
-def test_model_that_cannot_be_loaded_says_why_at_the_first_try(
-    connect: Connect, tmp_path: Path
-) -> None:
+def test_model_that_cannot_be_loaded_says_why_at_once(connect: Connect, tmp_path: Path) -> None:
     tries = tmp_path / "tries"
 
     def fails() -> Any:
@@ -255,9 +249,7 @@ def test_scorer_that_cannot_start_says_why(owner: subprocess.Popen[bytes]) -> No
 
 
 @pytest.mark.deep
-def test_scorer_without_tasks_ends_for_another_model_and_one_with_tasks_does_not(
-    connect: Connect,
-) -> None:
+def test_scorer_without_tasks_ends_for_another_model_a_busy_one_does_not(connect: Connect) -> None:
     def triple() -> Any:
         return lambda columns: 3 * columns["x"]
 

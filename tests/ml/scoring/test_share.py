@@ -62,9 +62,7 @@ def test_worker_that_is_used_again_counts_the_gpus_of_its_executor(
         ({}, None),
     ],
 )
-def test_driver_tells_cores_of_an_executor_where_it_can(
-    settings: dict[str, str], expected: int | None
-) -> None:
+def test_driver_tells_an_executors_cores(settings: dict[str, str], expected: int | None) -> None:
     def get(name: str, default: str) -> Any:
         return {"spark.task.resource.gpu.amount": "0.5", **settings}.get(name, default)
 

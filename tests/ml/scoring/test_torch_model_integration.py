@@ -27,9 +27,7 @@ def expected() -> Any:
     return linear([[i, 1, 2 * i] for i in range(ROWS)]) + np.arange(ROWS)[:, None]
 
 
-def test_module_scores_and_is_saved_and_loaded_in_a_pipeline(
-    frame: DataFrame, tmp_path: Path
-) -> None:
+def test_module_scores_is_saved_and_loaded_in_a_pipeline(frame: DataFrame, tmp_path: Path) -> None:
     stage: Any = TorchModel(two_in_two_out()).setBatchSize(7)
     stage.setInputMapping({"x": "left", "id": "right"})
     stage.setOutputTypes({"scores": "vector", "next": "bigint"}).setHandleInvalid("skip")
@@ -47,14 +45,10 @@ def test_module_scores_and_is_saved_and_loaded_in_a_pipeline(
 
 
 def test_what_cannot_work_is_refused_before_anything_runs(frame: DataFrame) -> None:
-    with pytest.raises(
-        ConfigError, match=r"does not know its model: make it as TorchModel\(module\)"
-    ):
+    with pytest.raises(ConfigError, match=r"does not know its model: make it as TorchModel\(mod"):
         TorchModel().transform(frame)
     stage: Any = TorchModel(two_in_two_out())
-    with pytest.raises(
-        ConfigError, match=r"the inputs left, right: setInputMapping\(.* features_c"
-    ):
+    with pytest.raises(ConfigError, match=r"the inputs left, right: setInputMapping\(.* features"):
         stage.transform(frame)
     inputs = {"x": "left", "id": "right"}
     for given, match in (
@@ -120,9 +114,7 @@ def test_function_may_return_the_only_column_and_shapes_its_input(frame: DataFra
     found = predict(
         holes, sums, ["x"], "double", input_shapes={"x": [3, 1]}, handle_invalid="keep", keep=False
     ).collect()
-    assert [row.prediction for row in found] == [
-        None if i == 3 else 3.0 * i + 1 for i in range(ROWS)
-    ]
+    assert [r.prediction for r in found] == [None if i == 3 else 3.0 * i + 1 for i in range(ROWS)]
 
 
 def test_function_that_fails_is_named_with_rows_and_partition(frame: DataFrame) -> None:
@@ -135,9 +127,7 @@ def test_function_that_fails_is_named_with_rows_and_partition(frame: DataFrame) 
         return fn
 
     scored = predict(frame, fails, ["id"], "string", batch_size=16)
-    with pytest.raises(
-        PythonException, match=r"fails\(\) failed on rows 16 to 31, partition 0: Ke"
-    ):
+    with pytest.raises(PythonException, match=r"fails\(\) failed on rows 16 to 31, partition 0: K"):
         scored.collect()
     scored = predict(frame, fails, ["id"], "label float", batch_size=16)
     with pytest.raises(PythonException, match=r"rows 0 to 15.*'label' is declared as float, and a"):
@@ -145,9 +135,7 @@ def test_function_that_fails_is_named_with_rows_and_partition(frame: DataFrame) 
 
 
 @pytest.mark.parametrize("model_per", ["slot", "executor"])
-def test_row_that_fails_has_its_error_and_the_others_their_results(
-    frame: DataFrame, model_per: str
-) -> None:
+def test_row_that_fails_has_an_error_others_their_results(frame: DataFrame, model_per: str) -> None:
     def fails() -> Any:
         def fn(columns: dict[str, Any]) -> Any:
             if bad := sorted({3, 30, 31} & set(columns["id"])):

@@ -147,9 +147,7 @@ def test_files_folders_patterns_and_lists_are_found(
     assert read(list_files(asked)).to_pydict() == {"x": rows}
 
 
-def test_only_wanted_columns_are_read_in_the_order_asked_for_and_keys_are_none(
-    tmp_path: Path,
-) -> None:
+def test_only_wanted_columns_are_read_in_the_order_asked_and_keys_are_none(tmp_path: Path) -> None:
     write(tmp_path / "k=1" / "a", {"x": [1, 2], "y.z": ["a", "b"], "s": [{"x": 1}, {"x": 2}]})
     write(tmp_path / "k=2" / "a", {"x": [3], "y.z": ["c"], "s": [{"x": 3}]})
     source = list_files(str(tmp_path), columns=["y.z", "x"])
@@ -199,9 +197,7 @@ def test_what_cannot_be_meant_is_refused(
         list_files(paths, columns)
 
 
-def test_files_of_different_types_are_refused_unless_the_column_is_not_wanted(
-    tmp_path: Path,
-) -> None:
+def test_files_of_different_types_are_refused_unless_the_column_is_unwanted(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", {"x": pa.array([1], pa.int32()), "y": [1]})
     write(tmp_path / "b.parquet", {"y": [2], "x": pa.array([1], pa.int64())})
     with pytest.raises(ConfigError, match=r"'x' is int32 in .*a\.parquet, int64 in .*b\.parquet"):
@@ -325,9 +321,8 @@ def test_columns_come_as_spark_gives_them(tmp_path: Path) -> None:
     source = list_files(str(write(tmp_path / "a", table)))
     result = read(source, 2)
     for name, (_, kind, value) in there.items():
-        assert source.schema.field(name).equals(
-            pa.field(name, kind or source.schema.field(name).type)
-        )
+        field = source.schema.field(name)
+        assert field.equals(pa.field(name, kind or field.type))
         assert result[name].to_pylist() == [value, value]
     assert [field.name for field in source.schema.field("vector").type] == list(dense)
     assert source.schema.metadata is None
@@ -413,9 +408,7 @@ def test_small_pieces_are_read_several_at_a_time(many: Share) -> None:
     assert [batch["x"][0].as_py() for batch in batches] == [0, 1, 2, 3]
 
 
-def test_storages_that_are_not_local_are_read_the_same(
-    many: Share, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_storages_are_read_the_same(many: Share, monkeypatch: pytest.MonkeyPatch) -> None:
     local = [x for batch in read_share(many) for x in batch["x"].to_pylist()]
     system = pafs.SubTreeFileSystem("/", pafs.LocalFileSystem())
     monkeypatch.setattr("sparkdl.storage.parquet.read.open_storage", lambda storage: system)

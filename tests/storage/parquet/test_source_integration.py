@@ -23,9 +23,7 @@ QUERY = """
 """
 
 
-def test_files_of_spark_are_read_as_spark_gives_them(
-    spark_local: SparkSession, tmp_path: Path
-) -> None:
+def test_files_of_spark_are_read_as_by_spark(spark_local: SparkSession, tmp_path: Path) -> None:
     folder = str(tmp_path / "data")
     spark_local.sql(QUERY).write.partitionBy("half").parquet(folder)
     frame: Any = spark_local.read.parquet(folder).drop("half")

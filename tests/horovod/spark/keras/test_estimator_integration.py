@@ -56,10 +56,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(spark_ml: SparkSessi
         ({"validation": 3}, 'must be of type "float" or "str"'),
         ({"train_steps_per_epoch": 3}, "train_steps_per_epoch=3 is not supported: an epoch is"),
         ({"data_module": object}, "data_module=.* is not supported: .*transformation_fn"),
-        (
-            {"checkpoint_callback": print},
-            "checkpoint_callback=.* is not supported: .*EarlyStopping",
-        ),
+        ({"checkpoint_callback": print}, "checkpoint_callback=.* not supported: .*EarlyStopping"),
         ({"callbacks": [warmup]}, "WarmupCallback, which works only in horovod.spark.run"),
     ]
     for options, text in cases:
