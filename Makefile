@@ -86,14 +86,12 @@ demo: setup  ## train a small model on a local Spark cluster
 	@mkdir -p out; $(with_java) PYSPARK_PYTHON=$(bin)/python $(bin)/spark-submit --master 'local-cluster[2,2,1024]' $(demo_conf) \
 	  examples/digits/train.py $(ARGS) 2>out/spark.log || { cat out/spark.log >&2; exit 1; }
 
-test-deep test-hosts test-connect test-matrix coverage: build/spark.jsa
+test test-deep test-hosts test-connect test-matrix coverage: build/spark.jsa
 build/spark.jsa: $(VENV)/.installed tests/doubles/classes.py tests/doubles/sessions.py
 	@$(with_java) $(bin)/python -m tests.doubles.classes $@ >/dev/null 2>&1 || true  # tests also run without it
 
-# The archive is written beside the first tests, which start without it.
 test: setup  ## run the tests that this machine can run, except for those of check and the deep ones
-	@nice make -s build/spark.jsa & \
-	  $(with_java) $(with_browser) $(pytest) $(patsubst %,--ignore=%,$(in_check)) $(ARGS); status=$$?; wait; exit $$status
+	@$(with_java) $(with_browser) $(pytest) $(patsubst %,--ignore=%,$(in_check)) $(ARGS)
 
 # pytest exits with 5 if a folder has no deep tests.
 changed = $(wildcard $(shell git diff --name-only $(CHANGED) | sed -nE \

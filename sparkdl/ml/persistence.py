@@ -22,6 +22,7 @@ from dataclasses import asdict, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import unquote
 
 import cloudpickle
 import pyarrow as pa
@@ -147,11 +148,13 @@ def _read_contents(
     found: dict[str, dict[int, int]] = defaultdict(dict)
     with ExitStack() as stack:
         targets = {name: stack.enter_context(file.open("wb")) for name, file in files.items()}
-        # One partition after another, because Spark limits what a job collects.
-        for row in spark.read.schema(_ROW).parquet(path).toLocalIterator():
-            targets[row.name].seek(row.offset)
-            targets[row.name].write(row.content)
-            found[row.name][row.offset] = len(row.content)
+        read = spark.read.schema(_ROW).parquet
+        # One file after another: a partition of several would need many times its size in the JVMs.
+        for url in read(path).inputFiles():
+            for row in read(unquote(url)).collect():
+                targets[row.name].seek(row.offset)
+                targets[row.name].write(row.content)
+                found[row.name][row.offset] = len(row.content)
     if broken := [name for name in sizes if sum(found[name].values()) != sizes[name]]:
         raise ConfigError(
             f"{path} lacks parts of {', '.join(broken)}: the stage was not saved whole. Save it "

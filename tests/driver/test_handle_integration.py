@@ -104,18 +104,21 @@ def test_root_cause_comes_first_with_all_that_is_known_of_it(
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_cluster_that_has_ended_gives_its_processes_back_by_itself_and_still_answers(
-    monkeypatch: pytest.MonkeyPatch, fails: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool
 ) -> None:
     use_settings(monkeypatch, stay_s=0.2)
+    gate = Gate.at(tmp_path / "gate")
 
-    def end(fails: bool, ctx: NodeContext) -> Any:
+    def end(gate: Gate, ctx: NodeContext) -> Any:
+        gate.wait()
         return object() if not fails else 1 // 0
 
     with ExitStack() as stack:
-        cluster = launch(end, fails, 1)
+        cluster = launch(end, gate, 1)
         stack.callback(cluster.abort)
-        them = [process for pair in processes().values() for process in (pair.agent, pair.child)]
-        assert all_gone(them)
+        pair = processes()["worker:0"]  # before it ends
+        gate.open()
+        assert all_gone([pair.agent, pair.child])
         assert cluster.status() == ("Failed" if fails else "Finished")
         assert cluster.world.size == 1
         assert set(cluster.stacks().values()) == {"the cluster has ended"}

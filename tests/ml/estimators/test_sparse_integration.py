@@ -50,9 +50,10 @@ def keras_model() -> Any:
     return keras.Sequential([words, keras.layers.Dense(1, use_bias=False)])
 
 
+@pytest.mark.smoke
 @pytest.mark.torch
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("kind", ["torch", pytest.param("keras", marks=pytest.mark.smoke)])
+@pytest.mark.parametrize("kind", ["torch", "keras"])
 def test_estimator_trains_and_model_scores_on_sparse_vectors(frame: DataFrame, kind: str) -> None:
     given: dict[str, Any] = {"features_col": "words", "label_col": "y", "sparse": ["words"]}
     given |= {"validation_indicator_col": "held", "batch_size": 7, "epochs": 3, "num_workers": 2}

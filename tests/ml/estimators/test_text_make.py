@@ -78,6 +78,7 @@ def test_decoder_regresses_with_the_padding_of_its_end() -> None:
         torch.testing.assert_close(module(TEXTS)[:3], alone, atol=1e-5, rtol=0)
 
 
+@pytest.mark.smoke
 def test_language_model_learns_by_the_mean_of_all_tokens_and_continues_texts() -> None:
     model, own = gpt2()
     module: Any = MakeText(model=lambda: (model, own))()

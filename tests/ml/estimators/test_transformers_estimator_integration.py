@@ -108,6 +108,7 @@ def test_killed_fit_on_two_nodes_has_the_losses_of_one_process_and_is_saved(
 
 
 @pytest.mark.smoke
+@pytest.mark.smoke
 def test_language_model_continues_the_texts_of_a_table(reviews: DataFrame) -> None:
     model = fit_of(gpt2, label_col=None, epochs=30, num_workers=2, batch_size=3).fit(reviews)
     assert model.history["loss"][-1] < model.history["loss"][0] / 2
@@ -122,7 +123,7 @@ def bert(kind: str = "BertForSequenceClassification", **given: Any) -> Any:
 @pytest.mark.parametrize(
     ("params", "match"),
     [
-        ({"text_col": "reviw"}, "no column 'reviw'.*did you mean 'review'"),
+        ({"text_col": "rview"}, "no column 'rview'.*did you mean 'review'"),
         ({"text_col": "tags"}, "text_col='tags' is of type array<string>: must be a string"),
         ({"label_col": "tags"}, "label_col='tags' is of type array<string>: must be whole"),
         ({"label_col": ["mood", "stars"]}, "label_col=.*must be one column, or None"),

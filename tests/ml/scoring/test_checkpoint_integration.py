@@ -98,6 +98,7 @@ def test_call_after_an_error_scores_rows_without_a_result(table: DataFrame, tmp_
     assert seen(tmp_path) == counts + Counter(range(ROWS, ROWS + 3))
 
 
+@pytest.mark.smoke
 def test_call_after_a_cancelled_job_goes_on_and_late_files_do_not_count(
     table: DataFrame, tmp_path: Path
 ) -> None:
