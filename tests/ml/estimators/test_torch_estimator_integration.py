@@ -44,8 +44,8 @@ def points(spark_sessions: SparkSessions) -> DataFrame:
 
 
 def heavy() -> Any:
-    """Make a classifier of 40 MB, more than any message holds."""
-    module, ballast = classifier(), torch.nn.Parameter(torch.arange(1e7), requires_grad=False)
+    """Make a classifier of 16 MB, more than a message holds."""
+    module, ballast = classifier(), torch.nn.Parameter(torch.arange(4e6), requires_grad=False)
     module.register_parameter("ballast", ballast)
     return module
 
@@ -98,7 +98,7 @@ def test_two_nodes_fit_a_classifier_that_evaluators_take_and_that_is_saved(
     assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) > 0.9
     assert log_loss.evaluate(scored) < 0.7
     module = again.stages[-1].getModel()
-    assert torch.equal(module.ballast, torch.arange(1e7))
+    assert torch.equal(module.ballast, torch.arange(4e6))
     (row, *_) = scored.take(1)
     with torch.no_grad():
         logits = module(torch.tensor(row.features.toArray()[None]).float())[0]
