@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +59,22 @@ class ModelFile:
         self._sent: set[str] = set()
         weakref.finalize(self, _delete, self.path, os.getpid())
         write(self.path)
-        self.digest = digest or digest_of(self.path)
+        self._digest = digest
         self.nbytes = self.path.stat().st_size
 
     @classmethod
     def of(cls, content: bytes, kind: Format) -> ModelFile:
-        digest = hashlib.sha256(content).hexdigest()
-        return cls(kind, lambda path: path.write_bytes(content), digest)
+        return cls(kind, lambda path: path.write_bytes(content))
 
     @classmethod
     def moved(cls, path: Any, kind: Format) -> ModelFile:
         """Return the model of a file, whose place it leaves."""
         return cls(kind, partial(os.replace, path))
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the content: a large one is read for it, when somebody asks."""
+        return self._digest or digest_of(self.path)
 
     def __reduce__(self) -> Any:
         return ModelFile.of, (self.path.read_bytes(), self.kind)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
@@ -111,6 +111,10 @@ def result_schema(schema: str | StructType | DataType) -> StructType:
         )
     arrow_schema(found)
     return found
+
+
+def column(name: str) -> Column:
+    return functions.col(f"`{name.replace('`', '``')}`")
 
 
 def by_position(frame: DataFrame) -> DataFrame:

@@ -26,7 +26,7 @@ from sparkdl.core.files import absolute_url
 from sparkdl.core.jobs import named_jobs
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.core.texts import did_you_mean
-from sparkdl.driver.executors.scored import addressed, check_distinct, tells_cases
+from sparkdl.driver.executors.scored import addressed, check_distinct, column, tells_cases
 from sparkdl.driver.executors.sessions import default_fs
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
@@ -258,11 +258,6 @@ def null_advice(name: str) -> str:
         f"column {name!r} holds a null, which cannot be trained with: fill it (df.fillna, or "
         f"coalesce), or leave such rows out, df.dropna(subset=[{name!r}])"
     )
-
-
-def column(name: str) -> Column:
-    """Return the column of a name, whatever is in it."""
-    return functions.col(f"`{name.replace('`', '``')}`")
 
 
 def without_vectors(df: DataFrame) -> list[Column]:

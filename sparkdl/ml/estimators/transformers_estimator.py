@@ -15,6 +15,7 @@ from pyspark.sql.types import BooleanType, IntegralType, NumericType, StringType
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.core.jobs import named_jobs
+from sparkdl.driver.executors.scored import column
 from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.text_make import (
     Head,
@@ -27,7 +28,7 @@ from sparkdl.ml.estimators.text_make import (
 from sparkdl.ml.estimators.torch_batch import check_optimizer, metrics_of
 from sparkdl.ml.estimators.torch_estimator import ModuleEstimator, module_file
 from sparkdl.ml.estimators.torch_train import TorchTask, check_lightning
-from sparkdl.ml.estimators.training import check_columns, column, null_advice
+from sparkdl.ml.estimators.training import check_columns, null_advice
 from sparkdl.ml.scoring.model import TorchModel
 from sparkdl.ml.scoring.source import local_path
 from sparkdl.ml.scoring.text import TokenLoss

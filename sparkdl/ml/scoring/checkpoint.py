@@ -32,7 +32,13 @@ from sparkdl.control.rows import Storage
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.jobs import named_jobs
 from sparkdl.core.texts import did_you_mean
-from sparkdl.driver.executors.scored import by_position, check_distinct, check_names, tells_cases
+from sparkdl.driver.executors.scored import (
+    by_position,
+    check_distinct,
+    check_names,
+    column,
+    tells_cases,
+)
 from sparkdl.ml.scoring.task import Columns, Score, chunks, windows
 from sparkdl.storage.systems import locate, open_storage
 
@@ -153,7 +159,7 @@ def scored_once(
     stored, spark = [*kept, *{key}.difference(kept)], frame.sparkSession
     check_names(stored, results.names, lambda _: "schema", tells_cases(frame))
     inputs = [column.name for column in score.inputs]
-    frame = frame.select(*map(_column, dict.fromkeys((key, *inputs, *stored))))
+    frame = frame.select(*map(column, dict.fromkeys((key, *inputs, *stored))))
     schema = t.StructType([*(frame.schema[name] for name in stored), *results.fields])
     checkpoint = Checkpoint.at(path, _model(score, schema, key, function))
     schema = schema.add(_SKIPPED, "boolean")
@@ -167,11 +173,11 @@ def scored_once(
     with named_jobs(spark, "sparkdl", f"predict into {path}"):
         done, placed, given = read(checkpoint.parts), by_position(frame), f.col("c0")
         wanted = placed.select(given.alias(_KEY))
-        found = _compared(wanted, done.select(_column(key).alias(_KEY)))
+        found = _compared(wanted, done.select(column(key).alias(_KEY)))
         _check_keys(key, found)
         if found.missing:
             if checkpoint.parts:
-                keys = done.select(_column(key).alias(_KEY))
+                keys = done.select(column(key).alias(_KEY))
                 placed = placed.join(keys, given == f.col(_KEY), "left_anti")
                 placed = placed.repartition(found.slices + 1, given)
             run = checkpoint.begin()
@@ -187,7 +193,7 @@ def scored_once(
             placed.sortWithinPartitions(given).mapInArrow(task, "rows long").collect()
             # The run's folder as a whole: Spark lists it quicker than its files.
             done = read([run, *checkpoint.parts])
-            found = _compared(wanted, done.select(_column(key).alias(_KEY)))
+            found = _compared(wanted, done.select(column(key).alias(_KEY)))
             if found.missing:
                 raise CheckpointError(
                     f"{found.missing} rows have no result in {path} after all were scored. Either "
@@ -198,7 +204,7 @@ def scored_once(
     if (found.copies or 0) > 1:  # two attempts at a task have seen other rows
         done = done.dropDuplicates([key])
     if found.others:
-        done = done.join(wanted, _column(key) == f.col(_KEY), "left_semi")
+        done = done.join(wanted, column(key) == f.col(_KEY), "left_semi")
     return done.where(~f.col(_SKIPPED)).drop(_SKIPPED, *{key}.difference(kept))
 
 
@@ -218,10 +224,6 @@ def _model(score: Score, schema: t.StructType, key: str, function: str) -> dict[
         "error_col": score.error_col,
         "function": function,
     }
-
-
-def _column(name: str) -> Any:
-    return f.col(f"`{name.replace('`', '``')}`")
 
 
 def _check_key(frame: DataFrame, key: str) -> None:

@@ -130,15 +130,13 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
         return found
 
     def _answer_together(self, model: Predictor, together: list[_Rows]) -> None:
-        names, outputs, start = together[0].values, together[0].piece.outputs, 0
-        try:
-            if len(together) > 1:
+        names, columns, start = together[0].values, None, 0
+        if len(together) > 1:
+            with suppress(BaseException):  # alone, those that are well have an answer
                 values = {x: np.concatenate([rows.values[x] for rows in together]) for x in names}
-                columns = model.columns(values, outputs)
-        except BaseException:  # noqa: BLE001 (alone, those that are well have an answer)
-            columns = None
+                columns = model.columns(values, together[0].piece.outputs)
         for rows in together:
-            if len(together) == 1 or columns is None:
+            if columns is None:
                 rows.answer.put(self._answer(model, rows))
             else:
                 part = [column.slice(start, _count(rows)) for column in columns]

@@ -40,7 +40,7 @@ def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
         raise ConfigError(
             f"the model cannot be made: {error}. {advice_on_missing(error)}"
         ) from error
-    return keras_predictor(loaded(source.content or source.path, known))
+    return keras_predictor(loaded(source.given, known))
 
 
 def check_backend() -> None:

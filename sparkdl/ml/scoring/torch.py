@@ -97,7 +97,7 @@ def load_torch(source: ModelSource, share: Share | None) -> Predictor:
     import torch
 
     device = _device(share)
-    module = module_of(source.content or source.path, device)
+    module = module_of(source.given, device)
     signature = module_signature(module)
     # It may be in training mode, where dropout and batch normalization change results.
     module.eval()

@@ -20,10 +20,11 @@ from pyspark.sql import Column, DataFrame, SparkSession, functions as f, types a
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.driver.executors.scored import column
 from sparkdl.driver.executors.sessions import session_of
 from sparkdl.horovod.spark.common.backend import SparkBackend
 from sparkdl.horovod.spark.common.params import EstimatorParams, ModelParams
-from sparkdl.ml.estimators.training import check_columns, column, without_vectors
+from sparkdl.ml.estimators.training import check_columns, without_vectors
 from sparkdl.ml.persistence import Contents, Saved, packed_code, unpacked_code
 from sparkdl.ml.scoring.source import Signature
 
