@@ -108,10 +108,9 @@ def test_nobody_is_waited_for_once_the_cluster_has_failed_and_the_cause_is_told(
         one.call(lambda: one.feeds.close("map_fun has ended"))
         one.call(lambda: one.feeds.close(f"{Code.CLUSTER_FAILED} {cause}"))
         one.call(lambda: one.feeds.close("the node ends"))
-        asking = Running(lambda: infer(other, one, wait_s=SOON_S * 100))
         other.call(lambda: other.feeds.close("the node ends"))
         with pytest.raises(FeederError, match=re.escape(f"failed: {Code.CLUSTER_FAILED} {cause}")):
-            asking.result()
+            infer(other, one, wait_s=SOON_S * 100)
 
 
 def test_nodes_that_have_gone_are_no_riddle_the_coordinator_tells_the_cause() -> None:
