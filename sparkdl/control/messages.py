@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sparkdl.control.rows import EpochRows, FeedCount, Share
+from sparkdl.control.rows import Digest, EpochRows, FeedCount, Share
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.row_ranges import Span
@@ -128,6 +128,7 @@ class SpooledRange(msgspec.Struct, frozen=True, array_like=True):
         start: the number of its first row in the partition.
         skip: rows of the segment before it.
         nbytes: in memory, or on disk.
+        digest: of the partition's rows up to the segment's last.
     """
 
     number: int
@@ -136,6 +137,7 @@ class SpooledRange(msgspec.Struct, frozen=True, array_like=True):
     skip: int
     rows: int
     nbytes: int = 0
+    digest: Digest | None = None
 
 
 class Spooled(Message, frozen=True):

@@ -22,6 +22,10 @@ EpochRows = dict[int, PartRows]
 """Rows by epoch."""
 
 
+Digest = tuple[int, int]
+"""How many rows a partition has had so far, and their digest, see values/digest.py."""
+
+
 class CallShape(msgspec.Struct, frozen=True):
     """The known partitions and rows of one `feed` call.
 
@@ -30,11 +34,13 @@ class CallShape(msgspec.Struct, frozen=True):
         rows: by partition, for those with a known number of rows.
         numbering: of the rows of a DataFrame that nodes read from its files: differs where other
             rows have the same numbers. Empty for any other data.
+        digests: of the furthest rows that feeders have sent, by partition.
     """
 
     partitions: int = 0
     rows: dict[int, int] = {}
     numbering: str = ""
+    digests: dict[int, Digest] = {}
 
 
 UNKNOWN = CallShape()

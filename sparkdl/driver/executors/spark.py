@@ -39,7 +39,7 @@ from sparkdl.driver.threads import Thread
 from sparkdl.feed.transfer.feeder import BATCH_NBYTES, FED_SCHEMA, FeedDataFrame, FeedRdd
 from sparkdl.feed.transfer.infer_task import InferRdd
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
-from sparkdl.node.task import NODE_SCHEMA, NodeTask
+from sparkdl.node.task import NODE_SCHEMA, NodeTask, parse_problem
 from sparkdl.spark_versions import collect_in_arrow
 from sparkdl.storage.parquet.source import ParquetSource
 from sparkdl.values.tables import TABLES, holds_tables
@@ -182,6 +182,14 @@ class SparkExecutor(Executor):
         """
         if holds_tables(data):
             return self._local.feed(data, spec)
+        try:
+            return self._fed(data, spec)
+        except Exception as error:
+            if problem := parse_problem(str(error)):  # of the data, which a task has found
+                raise problem.at_driver() from None
+            raise
+
+    def _fed(self, data: Any, spec: FeedSpec) -> list[FedPartition]:
         first, last = spec.epoch, max(spec.epoch, spec.last_epoch)
         epochs = f"epochs {first}-{last}" if last > first else f"epoch {first}"
         what = f"feed {spec.feed!r}, {epochs}"

@@ -24,6 +24,7 @@ from msgspec import structs
 from sparkdl.control.rows import (
     UNKNOWN,
     CallShape,
+    Digest,
     EpochRows,
     FeedCoverage,
     PartRows,
@@ -81,6 +82,7 @@ class Call:
         has_ended_early: the nodes wanted no more.
         has_begun: some generation has been fed rows of it.
         jobs: the name of the last job that brought each epoch's rows.
+        digests: by partition, of the furthest rows that came, and the job that brought them.
         is_broken: feeding it failed; it is not tried again.
     """
 
@@ -94,6 +96,7 @@ class Call:
     has_ended_early: bool = False
     has_begun: bool = False
     jobs: dict[int, str] = field(default_factory=dict)
+    digests: dict[int, tuple[Digest, str]] = field(default_factory=dict)
     is_broken: bool = False
 
     @property
@@ -127,6 +130,17 @@ class Call:
             if done.get(partition, ()) == ((0, rows),) or not rows
         )
 
+    def note_digest(self, partition: int, digest: Digest, job: str) -> bool:
+        """Note the digest of rows that have come; false if the same job has sent others before."""
+        before, last = self.digests.get(partition, (digest, ""))
+        if job != last or digest[0] > before[0]:
+            self.digests[partition] = (digest, job)
+        return job != last or digest[0] != before[0] or digest == before
+
+    def digests_of(self, known: PartRows) -> dict[int, Digest]:
+        """Return the digests that rows must have if these are not to be fed again."""
+        return {p: digest for p, (digest, _) in self.digests.items()} if known else {}
+
     def _is_whole(self, done: PartRows) -> bool:
         partitions = self.shape.partitions
         return bool(done) and 0 < partitions == len(self.covered_partitions(done))
@@ -155,7 +169,7 @@ def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
             f"files, and there are {sum(now.rows.values())} now. {WHAT_TO_DO}"
         )
     rows = {**before.rows, **now.rows}
-    return CallShape(now.partitions or before.partitions, rows, now.numbering)
+    return CallShape(now.partitions or before.partitions, rows, now.numbering, before.digests)
 
 
 class CallHistory:
@@ -163,7 +177,7 @@ class CallHistory:
 
     def __init__(self, feed: str, keeps: bool = True, restored: FeedCoverage = _NOTHING) -> None:
         self._feed = feed
-        self._keeps = keeps
+        self.keeps = keeps
         self._calls: dict[int, Call] = {}
         self._next_number = 0
         self._next_micro_batch = -1
@@ -192,6 +206,7 @@ class CallHistory:
             # Without covered rows their numbers do not matter, and another reader may number them.
             if any(rows.values()) or before.numbering == request.shape.numbering:
                 call.shape = agreed(self._feed, before, request.shape)
+                call.digests = {p: (digest, "") for p, digest in before.digests.items()}
             call.mark_covered(rows)
         self._calls[number] = call
         return call
@@ -266,7 +281,8 @@ class CallHistory:
                 rows_by_call[number] = {
                     e: now.covered.get(e, {}) for e in {whole, *now.covered} if e >= whole
                 }
-                shapes[number] = call.shape
+                digests = {p: digest for p, (digest, _) in call.digests.items()}
+                shapes[number] = structs.replace(call.shape, digests=digests)
             elif not left:
                 # Covered as a whole, behind a call that is not: the epoch behind its last one says
                 # so.
@@ -299,12 +315,12 @@ class CallHistory:
         for number, call in list(self._calls.items()):
             is_covered = not call.left()
             is_over = call.fed_in == self._generation or call.is_broken or is_covered
-            if is_over and (call.request.is_micro_batch or not self._keeps or is_covered):
+            if is_over and (call.request.is_micro_batch or not self.keeps or is_covered):
                 # Data of the driver's own may be large, and nothing reads them again.
                 call.request = replace(call.request, data=None)
             # In order, since `_first` promises that every call before it is covered.
             is_done = is_covered and number <= self._first
-            if is_done or (is_over and not self._keeps):
+            if is_done or (is_over and not self.keeps):
                 del self._calls[number]
                 self._owners = {e: o for e, o in self._owners.items() if o[0] != number}
                 self._first = max(self._first, number + 1)

@@ -68,7 +68,7 @@ from sparkdl.driver.feeds.state import (
     with_run,
 )
 from sparkdl.driver.feeds.table import Assigned
-from sparkdl.feed.transfer.messages import FeedSpec, Target
+from sparkdl.feed.transfer.messages import FeedSpec, Target, other_rows
 from sparkdl.storage.parquet.source import ParquetSource
 
 REASON_S = 5.0
@@ -211,6 +211,7 @@ def _deliver(feed: Feed, run: Run, name: str = "") -> Step[Delivering]:
         keep=len(left) > 1,
         done=known,
         skipped=call.covered_partitions(known) if known else frozenset(),
+        digests=call.digests_of(known) if feed.history.keeps else None,
     )
     run = replace(run, spec=spec)
     if spec.skipped and len(spec.skipped) == call.shape.partitions:  # all rows are in the table
@@ -558,16 +559,29 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
         generation, epoch = run.spec.generation, run.epoch
         table = run.table if isinstance(state, Opening | Delivering) else None
     actions: list[Action] = []
+    error: ConfigError | None = None
     for node_id, spooled in event.reports:
         if spooled.generation != generation:  # a late report
             continue
         ranges: Iterable[SpooledRange] = spooled.ranges
         if table is not None and spooled.epoch == epoch:
+            error = error or _other_rows(run, ranges)
             ranges = table.add(node_id, ranges, spooled.room_nbytes, now_s, spooled.is_full)
         # Without a table of their epoch, no node reads these rows.
         if ranges := tuple(ranges):
             actions.append(_free(node_id, spooled.feed, spooled.epoch, ranges, generation))
+    if error is not None and isinstance(state, Delivering) and state.error is None:
+        state = replace(state, error=error, deadline_s=now_s)
     return state, actions
+
+
+def _other_rows(run: Run, ranges: Iterable[SpooledRange]) -> ConfigError | None:
+    """Note the digests of rows; return an error if a task that Spark repeats has sent others."""
+    for each in ranges:
+        if each.digest is None or run.call.note_digest(each.partition, each.digest, run.spec.run):
+            continue
+        return other_rows(run.spec.feed, each.partition, each.digest[0])
+    return None
 
 
 def _requested(state: S, event: Requested, now_s: float) -> Step[S]:

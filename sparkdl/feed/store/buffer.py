@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from sparkdl.control.rows import Digest
 from sparkdl.core.row_ranges import Span
 from sparkdl.feed.store.segment import (
     StoredSegment,
@@ -208,6 +209,7 @@ class AppendRequest:
         keep: a later epoch reads the rows again: they go to disk rather than wait for memory.
         spans: which rows these are, in their order.
         run: of the job that has brought them, if one has.
+        digest: of their partition's rows up to the last of these.
     """
 
     epoch: int = 0
@@ -216,6 +218,7 @@ class AppendRequest:
     keep: bool = False
     spans: tuple[Span, ...] = ()
     run: str = ""
+    digest: Digest | None = None
 
 
 class SegmentBuffer(ABC):
@@ -302,6 +305,7 @@ class SegmentBuffer(ABC):
                             is_on_disk=is_on_disk,
                             spans=request.spans,
                             run=request.run,
+                            digest=request.digest,
                         )
                         self._enter(segment)
                         is_stored = True

@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from sparkdl.control.descriptors import nameless_file
+from sparkdl.control.rows import Digest
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.row_ranges import Span, spans_within
 
@@ -32,6 +33,7 @@ class StoredSegment:
         start: the first row of the file that counts.
         spans: the partition and numbers of these rows, in order; empty for rows of inference.
         run: the Spark job that brought them; empty for rows read from files.
+        digest: of their partition's rows up to the last of the file, if the job sent it.
     """
 
     feed: str
@@ -46,6 +48,7 @@ class StoredSegment:
     start: int = 0
     spans: tuple[Span, ...] = ()
     run: str = ""
+    digest: Digest | None = None
 
     def window(self, skip: int, rows: int, fd: int) -> StoredSegment:
         """Return the window of rows [`skip`, `skip` + `rows`); `fd` is its own from here on."""

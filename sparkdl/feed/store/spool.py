@@ -149,7 +149,9 @@ class Spool(SegmentBuffer):
         for partition, start, stop in segment.spans:
             rows = stop - start
             nbytes = segment.share(skip, rows)
-            ranges.append(SpooledRange(number, partition, start, skip, rows, nbytes))
+            ranges.append(
+                SpooledRange(number, partition, start, skip, rows, nbytes, segment.digest)
+            )
             skip += rows
         return ranges
 

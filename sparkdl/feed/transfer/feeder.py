@@ -29,8 +29,10 @@ import pyarrow.flight as flight
 
 from sparkdl.control.auth import fetch_cause
 from sparkdl.control.descriptors import FdSender
+from sparkdl.control.rows import Digest
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedTimeoutError
+from sparkdl.core.errors import ConfigError, FeedTimeoutError, SparkdlError
+from sparkdl.core.failure import Code
 from sparkdl.core.row_ranges import Range, merge_ranges, uncovered
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.transfer.messages import (
@@ -43,8 +45,10 @@ from sparkdl.feed.transfer.messages import (
     Target,
     flight_reason,
     is_there,
+    other_rows,
 )
 from sparkdl.values.batches import halve, join, join_small
+from sparkdl.values.digest import RowDigest
 from sparkdl.values.rows import encode_rows
 
 _log = logging.getLogger(__name__)
@@ -93,6 +97,7 @@ class Piece:
 
     batch: pa.RecordBatch
     ranges: tuple[Range, ...]
+    digest: Digest | None = None
 
 
 @dataclass(eq=False)
@@ -226,7 +231,7 @@ class PutStream:
                     # With a key the rows are in the segment, and the batch carries the metadata
                     # alone.
                     batch = piece.batch.slice(0, 0) if key else piece.batch
-                    what = PutPiece(piece.ranges, piece.batch.num_rows, key)
+                    what = PutPiece(piece.ranges, piece.batch.num_rows, key, piece.digest)
                     writer.write_with_metadata(batch, msgspec.json.encode(what))
                 writer.done_writing()
             call.is_written.set()
@@ -315,12 +320,18 @@ class Feeder:
         self._stream = PutStream(near_target(spec.targets, partition), header, spec)
         self._done = merge_ranges(spec.done.get(partition, ()))
         self._row = 0
+        self._digest = RowDigest() if spec.digests is not None else None
+        self._before = (spec.digests or {}).get(partition)
 
     def cancel(self) -> None:
         self._stream.cancel()
 
     def feed(self, batches: Iterator[pa.RecordBatch]) -> FedPartition:
-        """Send all rows; returns when each is stored, or none is wanted any more."""
+        """Send all rows; returns when each is stored, or none is wanted any more.
+
+        Raises:
+            ConfigError: if they are other rows than those that were fed before.
+        """
         if self._partition in self._spec.skipped:
             _drain(batches)
             return FedPartition(self._partition)
@@ -336,6 +347,7 @@ class Feeder:
             self._stream.flush()
             if not self._stream.is_closed:
                 num_rows = self._row
+                self._check_rows(is_end=True)
         except FeederError:
             # An agent that is gone because every `map_fun` has returned is no failure: no row is
             # wanted.
@@ -353,10 +365,33 @@ class Feeder:
     def _piece(self, batch: pa.RecordBatch) -> Piece | None:
         """Return the rows of the next batch that no checkpoint covers, if there are any."""
         first, self._row = self._row, self._row + batch.num_rows
+        digest = self._digested(batch, first)
         left = tuple(uncovered(first, self._row, self._done))
         if not left:
             return None
-        return Piece(join([batch.slice(start - first, stop - start) for start, stop in left]), left)
+        rows = join([batch.slice(start - first, stop - start) for start, stop in left])
+        return Piece(rows, left, digest)
+
+    def _digested(self, batch: pa.RecordBatch, first: int) -> Digest | None:
+        if self._digest is None:
+            return None
+        # Rows that were fed before may end within this batch.
+        middle = self._before[0] - first if self._before else 0
+        if 0 < middle < batch.num_rows:
+            self._digest.add(batch.slice(0, middle))
+            self._check_rows()
+            batch = batch.slice(middle)
+        self._digest.add(batch)
+        self._check_rows()
+        return self._digest.rows, self._digest.value
+
+    def _check_rows(self, is_end: bool = False) -> None:
+        if self._digest is None or self._before is None:
+            return
+        rows, value = self._before
+        has_fewer = is_end and self._digest.rows < rows
+        if has_fewer or (self._digest.rows == rows and self._digest.value != value):
+            raise other_rows(self._spec.feed, self._partition, rows)
 
     def _has_cluster_finished(self) -> bool:
         """Whether the agent is gone because every `map_fun` has returned: none reads."""
@@ -433,6 +468,8 @@ def _feed(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> FedPartition:
     feeder = Feeder(spec, context.partitionId() if context is not None else 0)
     try:
         return feeder.feed(batches)
+    except ConfigError as error:
+        raise SparkdlError(Code.RAISED.mark("ConfigError", str(error))) from None
     except FeederError as error:
         # If the cluster has failed, the driver knows the cause: it replaces this error.
         if feeder.unreachable and (cause := await_decision(spec, feeder.unreachable, error)):

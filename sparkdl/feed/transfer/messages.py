@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparkdl.control.auth import bearer
+from sparkdl.control.rows import Digest
 from sparkdl.control.tls import Trust
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.failure import Code
@@ -81,6 +82,7 @@ class FeedSpec:
         done: rows by partition that a checkpoint covers; they are not fed.
         skipped: partitions without rows beyond `done`; they are read for a moment at most.
         partitions: how many there were when rows were fed before; 0 where that is not known.
+        digests: of rows that were fed before, by partition; `None` where none will be fed again.
         patience_s: how long inference waits for nodes that are between two generations.
         host_timeout_s: after so much silence the driver gives a node's host up.
         coordinator: its URL, to ask why no node answers.
@@ -99,6 +101,7 @@ class FeedSpec:
     done: Mapping[int, tuple[Range, ...]] = field(default_factory=dict)
     skipped: frozenset[int] = frozenset()
     partitions: int = 0
+    digests: Mapping[int, Digest] | None = None
     patience_s: float = 10.0
     min_piece_nbytes: int = 4 * 1024 * 1024
     host_timeout_s: float = 0.0
@@ -131,6 +134,13 @@ def other_data(feed: str, before: int, now: int) -> ConfigError:
     return ConfigError(
         f"feed {feed!r}: the data have {now} partitions, and {before} when rows of them were fed "
         f"before. {WHAT_TO_DO}"
+    )
+
+
+def other_rows(feed: str, partition: int, rows: int) -> ConfigError:
+    return ConfigError(
+        f"feed {feed!r}: Spark has computed partition {partition} again, and its first {rows} rows "
+        f"are not those that were fed before. {WHAT_TO_DO}"
     )
 
 
@@ -182,11 +192,13 @@ class PutPiece(msgspec.Struct, frozen=True):
     Attributes:
         ranges: the numbers of its rows in the partition.
         rows, key: of a segment that was sent as a descriptor; the batch itself is empty then.
+        digest: of the partition's rows so far, if rows may be fed again.
     """
 
     ranges: tuple[tuple[Count, Count], ...]
     rows: Count = 0
     key: str = ""
+    digest: Digest | None = None
 
 
 class FetchTicket(msgspec.Struct, frozen=True, tag="rows"):

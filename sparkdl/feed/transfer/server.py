@@ -114,7 +114,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         for chunk in reader:
             piece = _decode(chunk.app_metadata or b"", PutPiece)
             spans = tuple((header.partition, *rows) for rows in piece.ranges)
-            request = AppendRequest(header.epoch, keep=header.keep, spans=spans, run=header.run)
+            request = AppendRequest(
+                header.epoch, keep=header.keep, spans=spans, run=header.run, digest=piece.digest
+            )
             is_stored = self._spool(spool, chunk, piece, request)
             is_closed = not is_stored or not spool.takes(header.epoch)
             writer.write(msgspec.json.encode(PutAck(is_closed)))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
 
 import sparkdl
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
@@ -156,6 +160,31 @@ def test_job_of_a_feed_that_nobody_wants_is_cancelled_however_slow_its_source(
     on_spark.begin(has_enough, feed)
     assert on_spark.cluster.feed(rdd, feed=feed, timeout_s=GONE_S * 4).epochs == 0
     on_spark.ended(feed)
+
+
+def save_and_lose_the_agent(args: Any, ctx: NodeContext) -> None:
+    """Use rows; in the first world node 1 loses its agent, and with it what that holds."""
+    for step, _ in enumerate(ctx.batches(8), start=1):
+        if step == 2:
+            with ctx.checkpoint(step) as folder:
+                (folder / f"model-{ctx.rank}").touch()
+        if step == 4 and ctx.generation == 0 and ctx.rank == 1:
+            os.kill(int(os.environ["SPARKDL_AGENT_PID"]), signal.SIGKILL)
+
+
+@pytest.mark.smoke
+def test_rows_that_spark_computes_otherwise_than_before_are_refused(
+    spark_cluster: SparkSession, tmp_path: Path
+) -> None:
+    drawn = f.udf(lambda: os.urandom(8), "binary").asNondeterministic()
+    frame = spark_cluster.range(400, numPartitions=2).select("id", drawn().alias("x"))
+    for _ in range(2):  # the second job goes on at the checkpoint of the first
+        options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 1}
+        with (
+            launch(spark_cluster, save_and_lose_the_agent, **options) as cluster,
+            pytest.raises(ConfigError, match=r"again, and its first \d+ rows are not those that"),
+        ):
+            cluster.feed(frame)
 
 
 def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> None:

@@ -202,6 +202,21 @@ def test_job_that_nobody_wants_is_cancelled_and_what_came_is_an_epoch() -> None:
     assert isinstance(answer.value, FeedReport)
 
 
+def test_task_that_spark_repeats_must_send_the_same_rows() -> None:
+    play = Play()
+    play.asked()
+
+    def sends(node: int, digest: tuple[int, int]) -> list[fs.Action]:
+        ranges = (SpooledRange(0, 0, 0, 0, 9, 1, digest),)
+        report = msg.Spooled(0, "input", 0, ranges, ROOM_NBYTES)
+        return play.say(fs.RowsSpooled(((node, report),)))
+
+    for digest in ((9, 1), (5, 2), (9, 1)):
+        assert CUT_SHORT not in sends(0, digest), "rows before the furthest are not compared"
+    assert CUT_SHORT in sends(1, (9, 3))
+    assert "partition 0 again, and its first 9 rows" in str(play.expire()[-1])
+
+
 def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
     play = Play()
     play.asked()

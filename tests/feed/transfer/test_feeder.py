@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -22,7 +22,7 @@ from hypothesis import given, strategies as st
 from sparkdl.control.descriptors import FdReceiver, FdSender
 from sparkdl.control.tls import Tls, new_tls
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedTimeoutError
+from sparkdl.core.errors import ConfigError, FeedTimeoutError
 from sparkdl.core.row_ranges import Range, merge_ranges
 from sparkdl.feed.store.segment import read_segment
 from sparkdl.feed.transfer import feeder, messages
@@ -59,6 +59,7 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
     Attributes:
         spooled: what is stored.
         seen: the first row's number of each piece that came, whatever became of it.
+        digests: of each piece.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
         self.answer = answer
         self.spooled: list[Spooled] = []
         self.seen: list[int] = []
+        self.digests: list[Any] = []
         self.target = Target(node_id, f"worker:{node_id}", f"{scheme}://127.0.0.1:{self.port}")
         self._opening = opening
         self._changed = threading.Condition()
@@ -111,6 +113,7 @@ class SpoolServer(flight.FlightServerBase):  # type: ignore[misc]
             piece = msgspec.json.decode(chunk.app_metadata.to_pybytes(), type=PutPiece)
             with self._changed:
                 self.seen.append(piece.ranges[0][0])
+                self.digests.append(piece.digest)
                 self._changed.notify_all()
             answer = self.answer(piece)
             if answer in ("store", "store and close"):
@@ -213,6 +216,24 @@ def test_rows_that_a_checkpoint_covers_are_not_fed_again() -> None:
         assert next(slow, "none") != "none", "50 s of them are read"
         assert node.values == [*range(150, 420), *range(440, 990)]
         assert [v for piece in node.spooled for v in piece.rows] == node.values
+
+
+@pytest.mark.parametrize("size", [7, 40])
+def test_rows_that_are_read_again_are_those_that_were_fed_before(size: int) -> None:
+    with SpoolServer() as node:
+        spec = replace(order([node.target]), digests={})
+        Feeder(spec, 4).feed(batches(100, 10))
+        digest = node.digests[3]
+        assert digest[0] == 40
+        again = replace(spec, digests={4: digest}, done={4: ((0, 15),)})
+        assert Feeder(again, 4).feed(batches(100, size)) == FedPartition(4, 100)
+        others = (numbers(at, at + size) for at in range(1, 100, size))
+        for wrong in (others, batches(39, size)):
+            with pytest.raises(ConfigError, match="partition 4 again, and its first 40 rows"):
+                Feeder(again, 4).feed(wrong)
+        assert Feeder(again, 5).feed(batches(30, size)) == FedPartition(5, 30)
+        Feeder(replace(spec, digests=None), 4).feed(batches(10, 10))
+        assert node.digests[-1] is None
 
 
 def test_what_came_of_a_partition_crosses_spark_as_one_row() -> None:
