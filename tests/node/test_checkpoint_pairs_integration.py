@@ -1,8 +1,8 @@
 """Checkpoints beside whatever else is read: each covers the batches that the model has used.
 
-Keras' fit, own loops of TensorFlow and of PyTorch, Lightning and transformers each read a
-validation as well, and save within epochs and at their ends. The estimators' own tests save beside
-a validation; `test_trainer_is_fed…` and the like kill nodes.
+Keras' fit, own loops of TensorFlow and of PyTorch each read a validation as well, and save within
+epochs and at their ends. Those of Lightning, transformers and the estimators save beside one where
+nodes are killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
-from tests.doubles.lazy import needs
 from tests.doubles.nodes import launch
 from tests.doubles.until import until
 
@@ -231,100 +230,6 @@ def own_loader(args: dict[str, Any], ctx: NodeContext) -> Used:
 def test_own_loop_over_a_loader_saves_beside_a_validation(torch: Lab, workers: int) -> None:
     how = {"refused_at": 0, "count": True} if workers else {}
     assert made(torch, own_loader, f"loader-{workers}", workers=workers, **how) == OF_LOOP
-
-
-def lightning(args: dict[str, Any], ctx: NodeContext) -> Used:
-    import lightning.pytorch as pl
-
-    import sparkdl.lightning
-    from tests.test_lightning import QUIET, _module
-
-    node: Any = Numbered(ctx)
-    every = {"every_steps": 3, "every_epochs": 1}
-    trainer = pl.Trainer(
-        max_epochs=EPOCHS,
-        accelerator="cpu",
-        devices=1,
-        num_nodes=NODES,
-        strategy="ddp",
-        num_sanity_val_steps=1,
-        plugins=[sparkdl.lightning.Environment()],
-        callbacks=[sparkdl.lightning.Checkpoint(feed=args["train"], ctx=node, **every)],
-        **QUIET,
-    )
-    data = sparkdl.lightning.FeedDataModule(
-        *(BATCH, "x", "y"), feed=args["train"], validation=args["validation"], num_workers=1
-    )
-    trainer.fit(_module(pl), data)
-    made: Used = node.made
-    return made
-
-
-@pytest.mark.deep
-@pytest.mark.torch
-@needs("lightning")
-def test_lightning_saves_beside_a_validation(torch: Lab) -> None:
-    """The sanity check looks at rows of the validation before the training.
-
-    An epoch's end is after its validation.
-    """
-    assert made(torch, lightning, "lightning") == expected(3, 5, 6, 9, 10)
-
-
-def transformers(args: dict[str, Any], ctx: NodeContext) -> Used:
-    import torch as pt
-
-    import sparkdl.transformers
-
-    library: Any = import_module("transformers")
-    node: Any = Numbered(ctx)
-
-    class Model(pt.nn.Module):  # type: ignore[misc]  # imported late
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = pt.nn.Linear(2, 1)
-
-        def forward(self, x: Any, labels: Any = None) -> Any:
-            output = self.net(x.float())[:, 0]
-            return {"loss": ((output - labels) ** 2).mean(), "logits": output}
-
-    def collate(given: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "x": pt.stack([row["x"] for row in given]),
-            "labels": pt.stack([row["y"] for row in given]),
-        }
-
-    library.Trainer(
-        Model(),
-        library.TrainingArguments(
-            output_dir=args["folder"],
-            max_steps=EPOCHS * BATCHES,
-            per_device_train_batch_size=BATCH,
-            per_device_eval_batch_size=BATCH,
-            dataloader_num_workers=1,
-            remove_unused_columns=False,
-            save_strategy="steps",
-            save_steps=3,
-            eval_strategy="epoch",
-            report_to=[],
-            logging_strategy="no",
-            disable_tqdm=True,
-        ),
-        data_collator=collate,
-        train_dataset=ctx.torch_dataset(BATCH, feed=args["train"], even=True),
-        eval_dataset=ctx.torch_dataset(BATCH, feed=args["validation"], even=True),
-        callbacks=[sparkdl.transformers.Checkpoint(args["train"], node)],
-    ).train()
-    made: Used = node.made
-    return made
-
-
-@pytest.mark.deep
-@pytest.mark.torch
-@needs("transformers")
-def test_transformers_save_beside_a_validation(torch: Lab, tmp_path: Path) -> None:
-    found = made(torch, transformers, "trainer", folder=str(tmp_path))
-    assert found == expected(3, 6, 9, 10, saved_first=(10,))
 
 
 # Any framework, an evaluator beside it
