@@ -287,35 +287,6 @@ def test_loader_of_a_trainer_has_to_have_batches_of_the_feeds_size_and_columns_b
             _loader_of_rows(dataset(it, "y"), SimpleNamespace(batch_size=3))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_position_is_what_the_loader_has_put_out(workers: int) -> None:
-    """Workers take batches ahead of the training."""
-    with Arrivals(tracks=True) as it:
-        feed(it, 2, 50)
-
-        def position(batches: int | None) -> list[int]:
-            used = it.reader.position(batches).values()
-            found = [
-                (s, rows) for segments in used for s, ranges in segments.items() for rows in ranges
-            ]
-            return sorted(s * 10 + row for s, (start, stop) in found for row in range(start, stop))
-
-        came: list[int] = []
-        count = 0
-        batches = loader(it, workers)
-        for _ in range(2):
-            for batch in batches:
-                came += batch.tolist()
-                count += 1
-                assert position(count) == sorted(came)
-                if workers:
-                    with pytest.raises(ConfigError, match="Pass batches="):
-                        position(None)
-                else:
-                    assert position(None) == sorted(came)
-        assert len(came) == 100
-
-
 def resumed(it: Arrivals, is_resumed: bool) -> Any:
     """A dataset of four batches, whose loaders were three batches on before a restart."""
     feed(it, 1, 40)

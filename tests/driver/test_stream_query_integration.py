@@ -100,6 +100,7 @@ def test_query_goes_on_from_its_checkpoint_and_few_rows_wait_for_more(
 
 
 @pytest.mark.parametrize("wide", [8, 1 << 13], ids=["nodes_hold_all", "nodes_hold_a_part"])
+@pytest.mark.smoke
 def test_micro_batch_that_a_stop_interrupts_comes_again_as_a_whole(
     wide: int,
     spark_cluster: SparkSession,

@@ -141,6 +141,7 @@ def bert(kind: str = "BertForSequenceClassification", **given: Any) -> Any:
         ({"tokenizer": "elsewhere"}, "the folder '.*elsewhere' has no tokenizer"),
     ],
 )
+@pytest.mark.smoke
 def test_what_cannot_be_trained_is_refused_before_nodes_start(
     reviews: DataFrame, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, params: Any, match: str
 ) -> None:

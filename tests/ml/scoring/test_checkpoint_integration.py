@@ -130,6 +130,7 @@ def test_call_after_a_cancelled_job_goes_on_and_late_files_do_not_count(
     check(score(table, tmp_path), range(ROWS))
 
 
+@pytest.mark.smoke
 def test_call_that_cannot_be_continued_is_refused_at_once(table: DataFrame, tmp_path: Path) -> None:
     few = table.limit(20)
     check(score(few, tmp_path, keep=["a.key", "id"]), range(20))
