@@ -100,10 +100,10 @@ def input_columns(
             check_parts({name: schema[name].dataType for name in columns}, tensor)
         found += [InputColumn(column, tensor, column in sparse) for column in columns]
     check_sparse(sparse, [column.name for column in found], schema)
-    for column in found:
-        if column.is_sparse and len(shape := column.tensor.shape or (None, 0)) != 2:
+    for each in found:
+        if each.is_sparse and len(shape := each.tensor.shape or (None, 0)) != 2:
             raise ConfigError(
-                f"sparse= names {column.name!r}, and input_shapes or the model gives its rows the "
+                f"sparse= names {each.name!r}, and input_shapes or the model gives its rows the "
                 f"shape {list(shape[1:])}: must be one axis for sparse vectors. Leave it out of one"
             )
     return tuple(found)
