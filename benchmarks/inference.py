@@ -1,4 +1,4 @@
-"""How many rows per second does `transform` score, on the CPU?
+"""How many rows per second does `transform` score, on the CPU? With `--model`: does `predict`?
 
 Runs sparkdl, Spark's `predict_batch_udf`, TensorFlowOnSpark's `TFModel` and one process without
 Spark in turn, and prints medians; `README.md` has the method.
@@ -6,6 +6,7 @@ Spark in turn, and prints medians; `README.md` has the method.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 from pathlib import Path
 
@@ -21,6 +22,43 @@ WAYS = {
     UDF: {"way": "udf"},
     TFOS: {"way": "tfos"},
 }
+ALONE, EMBEDS = "limit: one process, the same function", {"generates": False}
+EMBEDDING = {
+    ALONE: EMBEDS | {"way": "limit"},
+    "sparkdl predict": EMBEDS | {"way": "sparkdl"},
+    "sparkdl predict, group_by_length": EMBEDS | {"way": "grouped"},
+    UDF: EMBEDS | {"way": "batch_udf"},
+    "pandas_udf": EMBEDS | {"way": "pandas_udf"},
+}
+LOOP = "limit: one process, a loop of generate"
+GENERATING = {
+    LOOP: {"way": "limit", "generates": True},
+    "sparkdl TransformersEngine": {"way": "engine", "generates": True},
+}
+
+
+def texts(parsed: argparse.Namespace) -> None:
+    """Compare ways to embed and to continue sentences, with the model in `--model`."""
+    ways = EMBEDDING | GENERATING
+    contestants = runner.wanted(parsed, "texts.py", ways)
+    with runner.data_folder(parsed.data) as folder:
+        data, _ = datasets.make("texts", folder, parsed.rows)
+        given = {"passes": parsed.passes, "batch": parsed.batch, "model": str(parsed.model)}
+        results = runner.in_turn(
+            parsed, contestants, lambda *_: vars(data) | given, ("pass", "rows/s")
+        )
+    rate = {name: runner.figure(results, name, "pass", "rows/s") for name in ways}
+    cpu = "CPU ms per row"
+    rows = {
+        one.name: {
+            "rows/s": rate[one.name],
+            "of limit": runner.ratio(rate[one.name], rate[LOOP if "gen" in title else ALONE]),
+            cpu: runner.figure(results, one.name, "pass", cpu),
+        }
+        for one in contestants
+        for title in ["generates" if one.name in GENERATING else "embeds"]
+    }
+    runner.report(parsed, {"median (min-max)": rows}, results, data=data)
 
 
 def main() -> None:
@@ -30,7 +68,13 @@ def main() -> None:
     add("--passes", type=int, default=2, help="passes of a contestant that count")
     add("--batch", type=int, default=1024, help="rows in a batch of the model")
     add("--data", type=Path, help="folder that keeps data and model; default: a temporary one")
+    add(
+        "--model", type=Path, help="folder of all-MiniLM-L6-v2: compare ways to score texts with it"
+    )
     parsed = parser.parse_args()
+    if parsed.model:
+        texts(parsed)
+        return
     contestants = runner.wanted(parsed, "scoring.py", WAYS)
     with runner.data_folder(parsed.data) as folder:
         data, few = datasets.make("wide", folder, parsed.rows)
