@@ -188,7 +188,7 @@ def tune(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
         train_dataset=ctx.hf_dataset(2),
         eval_dataset=ctx.hf_dataset(2, feed="validation"),
         callbacks=[checkpoint, *([kills] if args["dies"] else [])],
-        peft_config=None if args["dies"] else lora,
+        peft_config=lora if args["dies"] else None,
     )
     trainer.train(resume_from_checkpoint=checkpoint.path)
     steps = trainer.state.global_step

@@ -103,8 +103,8 @@ def input_columns(
     for each in found:
         if each.is_sparse and len(shape := each.tensor.shape or (None, 0)) != 2:
             raise ConfigError(
-                f"sparse= names {each.name!r}, and input_shapes or the model gives its rows the "
-                f"shape {list(shape[1:])}: must be one axis for sparse vectors. Leave it out of one"
+                f"sparse= names {each.name!r}, and input_shapes or the model needs rows of shape "
+                f"{list(shape[1:])}: must be one axis. Leave it out of sparse="
             )
     return tuple(found)
 

@@ -86,10 +86,7 @@ def test_function_is_given_sparse_vectors(frame: DataFrame, model_per: str) -> N
 def test_columns_that_cannot_stay_sparse_are_refused(frame: DataFrame) -> None:
     shapes = {"words": [WIDTH // 4, 4]}
     for sparse, reason in (
-        (
-            ["words"],
-            "sparse= names 'words', and input_shapes .* the shape .*, 4.: must be one axis",
-        ),
+        (["words"], "sparse= names 'words', and input_shapes .* of shape .*, 4.: must be one axis"),
         (["y"], "sparse= names 'y', of type double: must name columns of Spark ML vectors"),
         (["id"], "sparse= names 'id': must name columns of the inputs, which are words, y"),
         ("words", "sparse='words': must be a list"),
