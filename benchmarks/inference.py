@@ -22,43 +22,32 @@ WAYS = {
     UDF: {"way": "udf"},
     TFOS: {"way": "tfos"},
 }
-ALONE, EMBEDS = "limit: one process, the same function", {"generates": False}
-EMBEDDING = {
-    ALONE: EMBEDS | {"way": "limit"},
-    "sparkdl predict": EMBEDS | {"way": "sparkdl"},
-    "sparkdl predict, group_by_length": EMBEDS | {"way": "grouped"},
-    UDF: EMBEDS | {"way": "batch_udf"},
-    "pandas_udf": EMBEDS | {"way": "pandas_udf"},
-}
-LOOP = "limit: one process, a loop of generate"
-GENERATING = {
-    LOOP: {"way": "limit", "generates": True},
-    "sparkdl TransformersEngine": {"way": "engine", "generates": True},
-}
 
 
 def texts(parsed: argparse.Namespace) -> None:
-    """Compare ways to embed and to continue sentences, with the model in `--model`."""
-    ways = EMBEDDING | GENERATING
+    """Compare ways to embed sentences with the model in `--model`, and to continue them."""
+    ways = {"embeddings": {"generates": False}, "32 new tokens": {"generates": True}}
     contestants = runner.wanted(parsed, "texts.py", ways)
     with runner.data_folder(parsed.data) as folder:
         data, _ = datasets.make("texts", folder, parsed.rows)
         given = {"passes": parsed.passes, "batch": parsed.batch, "model": str(parsed.model)}
         results = runner.in_turn(
-            parsed, contestants, lambda *_: vars(data) | given, ("pass", "rows/s")
+            parsed, contestants, lambda *_: vars(data) | given, ("limit: one process", "rows/s")
         )
-    rate = {name: runner.figure(results, name, "pass", "rows/s") for name in ways}
-    cpu = "CPU ms per row"
-    rows = {
-        one.name: {
-            "rows/s": rate[one.name],
-            "of limit": runner.ratio(rate[one.name], rate[LOOP if "gen" in title else ALONE]),
-            cpu: runner.figure(results, one.name, "pass", cpu),
+    tables = {}
+    for one in contestants:
+        found = [r["event"] for each in results if each.contestant == one for r in each.records]
+        keys = ("rows/s", "CPU ms per row")
+        figures = {
+            way: {key: runner.figure(results, one.name, way, key) for key in keys}
+            for way in dict.fromkeys(found)
         }
-        for one in contestants
-        for title in ["generates" if one.name in GENERATING else "embeds"]
-    }
-    runner.report(parsed, {"median (min-max)": rows}, results, data=data)
+        rate = {way: each["rows/s"] for way, each in figures.items()}
+        tables[f"{one.name}, median (min-max)"] = {
+            way: {**each, "of limit": runner.ratio(rate[way], next(iter(rate.values())))}
+            for way, each in figures.items()
+        }
+    runner.report(parsed, tables, results, data=data)
 
 
 def main() -> None:

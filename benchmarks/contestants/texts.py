@@ -1,7 +1,8 @@
-"""The contestants of `inference.py --model`: ways to embed sentences, and to continue them.
+"""The contestant of `inference.py --model`: ways to embed sentences, or to continue them, in turn.
 
-The model is loaded and all rows have been scored once before the clock starts. The language model
-is a decoder of four layers with random weights, which stops at no end.
+All ways run in one Spark application, pass after pass, so that noise affects all alike. The models
+are loaded and all rows have been scored once before the clock starts. The language model is a
+decoder of four layers with random weights, which stops at no end.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd  # pandas_udf looks for it in the module
 from feeding import feed_session
 from harness import NODES, arguments, claim_stdout, cpu_s, write
 
@@ -80,9 +82,15 @@ def make_of(path: str) -> Callable[[dict[str, Any]], Any]:
 def by_sparkdl(data: DataFrame, args: argparse.Namespace) -> Action:
     from sparkdl import predict
 
-    options = {"group_by_length": "text"} if args.way == "grouped" else {}
     make = partial(make_of, args.model)
-    return embeddings(predict(data, make, ["text"], _FLOATS, batch_size=args.batch, **options))
+    return embeddings(predict(data, make, ["text"], _FLOATS, batch_size=args.batch))
+
+
+def by_length(data: DataFrame, args: argparse.Namespace) -> Action:
+    from sparkdl import predict
+
+    given = {"batch_size": args.batch, "group_by_length": "text"}
+    return embeddings(predict(data, partial(make_of, args.model), ["text"], _FLOATS, **given))
 
 
 def by_batch_udf(data: DataFrame, args: argparse.Namespace) -> Action:
@@ -95,10 +103,8 @@ def by_batch_udf(data: DataFrame, args: argparse.Namespace) -> Action:
 
 
 def by_pandas_udf(data: DataFrame, args: argparse.Namespace) -> Action:
-    import pandas as pd
     from pyspark.sql.functions import pandas_udf
 
-    data.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(args.batch))
     path = args.model
 
     def embed(texts: pd.Series) -> pd.Series:
@@ -121,21 +127,17 @@ def by_engine(data: DataFrame, args: argparse.Namespace) -> Action:
     return lambda: int(made.agg(functions.sum("tokens"), functions.max("text")).first()[0])
 
 
-@contextmanager
-def limit(args: argparse.Namespace) -> Iterator[Action]:
-    """Yield the action of one process that reads the files and scores, on all cores."""
-    import pyarrow.dataset as ds
+def embed_alone(args: argparse.Namespace) -> Callable[[list[str]], int]:
+    encode = encoder(args.model)
+    return lambda texts: int(encode(texts).size)
+
+
+def generate_alone(args: argparse.Namespace) -> Callable[[list[str]], int]:
     import torch
 
-    torch.set_num_threads(NODES)
-    files = sorted(map(str, Path(args.path).glob("*.parquet")))
-    encode = encoder(args.model)
     model, tokenizer = generator(args.model)
     model.eval()
     tokenizer.padding_side = "left"
-
-    def embed(texts: list[str]) -> int:
-        return int(encode(texts).size)
 
     def generate(texts: list[str]) -> int:
         given = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
@@ -144,45 +146,56 @@ def limit(args: argparse.Namespace) -> Iterator[Action]:
         tokenizer.batch_decode(found, skip_special_tokens=True)
         return int(found.numel())
 
-    act = generate if args.generates else embed
+    return generate
+
+
+def limit(args: argparse.Namespace, threads: ThreadPoolExecutor) -> Action:
+    """Return the action of one process, the driver's: a batch in each of its threads."""
+    import pyarrow.dataset as ds
+
+    files = sorted(map(str, Path(args.path).glob("*.parquet")))
+    act = (generate_alone if args.generates else embed_alone)(args)
 
     def action() -> int:
         batches = ds.dataset(files).to_batches(columns=["text"], batch_size=args.batch)
-        return sum(act(batch.column("text").to_pylist()) for batch in batches)
+        return sum(threads.map(act, (each.column("text").to_pylist() for each in batches)))
 
-    yield action
-
-
-@contextmanager
-def on_spark(args: argparse.Namespace) -> Iterator[Action]:
-    """Yield an action of Spark on two executors of one slot."""
-    with feed_session(slots=1, partitions=args.files) as spark:
-        spark.conf.set("spark.sql.files.maxPartitionBytes", "8g")
-        # The least that Spark gives a file: else it puts all of these small ones into one task.
-        spark.conf.set("spark.sql.files.openCostInBytes", "8g")
-        yield WAYS[args.way](spark.read.parquet(args.path), args)
+    return action
 
 
-WAYS = {
-    **{"sparkdl": by_sparkdl, "grouped": by_sparkdl, "engine": by_engine},
-    **{"batch_udf": by_batch_udf, "pandas_udf": by_pandas_udf},
+EMBEDDING = {
+    "sparkdl predict": by_sparkdl,
+    "sparkdl predict, group_by_length": by_length,
+    "predict_batch_udf": by_batch_udf,
+    "pandas_udf": by_pandas_udf,
 }
+GENERATING = {"sparkdl TransformersEngine": by_engine}
 
 
 def main() -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # on all: forked workers warn otherwise
+    os.environ["OMP_NUM_THREADS"] = "1"  # in each thread of the limit, as in a task of Spark
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as it is in Spark's forked workers
     args = arguments()
     lines = claim_stdout()
     each = NEW_TOKENS if args.generates else WIDTH
-    with limit(args) if args.way == "limit" else on_spark(args) as action:
+    with feed_session(1, args.files) as spark, ThreadPoolExecutor(NODES) as threads:
+        spark.conf.set("spark.sql.files.maxPartitionBytes", "8g")
+        # The least that Spark gives a file: else it puts all of these small ones into one task.
+        spark.conf.set("spark.sql.files.openCostInBytes", "8g")
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(args.batch))
+        data = spark.read.parquet(args.path)
+        ways = {"limit: one process": limit(args, threads)}
+        for name, make in (GENERATING if args.generates else EMBEDDING).items():
+            ways[name] = make(data, args)
         for number in range(args.passes + 1):
-            start, used_s = time.monotonic(), cpu_s()
-            if (made := action()) != args.rows * each:
-                raise ValueError(f"{made} numbers or tokens, and not {each} for each row")
-            took_s = time.monotonic() - start
-            if number:
-                cost = (cpu_s() - used_s) / args.rows * 1e3
-                write(lines, "pass", **{"rows/s": args.rows / took_s, "CPU ms per row": cost})
+            for name, action in ways.items():
+                start, used_s = time.monotonic(), cpu_s()
+                if (made := action()) != args.rows * each:
+                    raise ValueError(f"{made} numbers or tokens, and not {each} for each row")
+                took_s = time.monotonic() - start
+                if number:
+                    cost = (cpu_s() - used_s) / args.rows * 1e3
+                    write(lines, name, **{"rows/s": args.rows / took_s, "CPU ms per row": cost})
 
 
 if __name__ == "__main__":
