@@ -76,7 +76,7 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 	@# Without dependencies: it requires the distribution tensorflow, which would overwrite tensorflow-cpu.
 	@$(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps tf_keras
 	@# Not in an extra, which would install PyTorch even without TORCH.
-	@[ -z "$(TORCH)" ] || $(VENV)/bin/python -m pip install -q -c constraints.txt accelerate datasets transformers
+	@[ -z "$(TORCH)" ] || $(VENV)/bin/python -m pip install -q -c constraints.txt accelerate datasets peft transformers trl
 	@touch $@
 
 demo_conf = $(addprefix --conf ,spark.ui.enabled=false spark.ui.showConsoleProgress=false \

@@ -67,11 +67,19 @@ def _single(random: np.random.Generator, rows: int) -> pa.Table:
     return pa.table({"id": pa.array(random.integers(0, 1 << 62, rows))})
 
 
+def _texts(random: np.random.Generator, rows: int) -> pa.Table:
+    """Sentences of 3 to 60 words, most of them short."""
+    words = np.array(["a", "the", "film", "plot", "end", "good", "great", "bad", "very", "not"])
+    counts = np.clip(random.lognormal(2.5, 0.7, rows), 3, 60).astype(int)
+    return pa.table({"text": [" ".join(random.choice(words, count)) for count in counts]})
+
+
 KINDS: dict[str, tuple[int, int, _Make]] = {
     "wide": (160_000, 8_000, _wide),
     "scalars": (1_600_000, 8_000, _scalars),
     "blobs": (4_800, 1_200, _blobs),
     "single": (24_000_000, 10_000, _single),
+    "texts": (3_200, 3_200, _texts),
 }
 """Each set's rows at scale 1, those of its smaller part, and the function that makes rows."""
 

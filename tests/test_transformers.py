@@ -33,8 +33,8 @@ def rows(count: int = ROWS) -> pa.Table:
     return pa.table({"id": np.arange(count), "input_ids": tokens, "label": np.arange(count) % 2})
 
 
-def arguments(folder: str, batch: int, **given: Any) -> Any:
-    make: Any = import_module("transformers").TrainingArguments
+def arguments(folder: str, batch: int, kind: Any = None, **given: Any) -> Any:
+    make: Any = kind or import_module("transformers").TrainingArguments
     sizes = {"per_device_train_batch_size": batch, "per_device_eval_batch_size": batch}
     quiet = {"report_to": [], "disable_tqdm": True}
     return make(output_dir=folder, max_steps=1000, **sizes, **quiet, **given)
@@ -165,44 +165,53 @@ def test_training_resumes_with_the_rows_that_its_checkpoint_does_not_cover(
 
 
 def tune(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
-    """Prepare two feeds of texts as TRL's `SFTTrainer` does, packed, and train on them."""
-    accelerate: Any = import_module("accelerate")
-    transformers: Any = import_module("transformers")
+    """Train on a feed of texts by TRL, evaluate on another."""
+    from sparkdl.transformers import Checkpoint
+
+    library: Any = import_module("trl")
     model, own = gpt2()
+    lora: Any = import_module("peft").LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM")
+    checkpoint = Checkpoint()
 
-    def packed(table: pa.Table, length: int) -> pa.Table:
-        ids = table["input_ids"].combine_chunks().flatten()
-        ends = [*range(0, len(ids), length), len(ids)]
-        return pa.table({"input_ids": pa.ListArray.from_arrays(ends, ids)})
+    def die(*_: Any, **of: Any) -> None:
+        if ctx.rank + 1 == ctx.num_workers and not ctx.generation and of["state"].epoch >= 1:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    def prepared(data: Any) -> Any:
-        assert data.column_names == list(next(iter(data))) == ["text"]
-        with accelerate.PartialState().main_process_first():
-            assert isinstance(next(iter(data))["text"], str)
-            data = data.map(
-                lambda row, end: {"text": f"{row['text']} {end}"}, fn_kwargs={"end": own.eos_token}
-            )
-            data = data.map(lambda row: {"input_ids": own(row["text"])["input_ids"]})
-            assert "input_ids" in next(iter(data))
-            data = data.select_columns(["input_ids"]).with_format("arrow")
-            return data.map(packed, batched=True, fn_kwargs={"length": 8}).with_format(None)
-
-    own.pad_token = own.eos_token
-    trainer = transformers.Trainer(
+    kills: Any = type("Kills", (import_module("transformers").TrainerCallback,), {})()
+    kills.on_step_begin = die
+    given = {"eval_strategy": "epoch", "save_strategy": "epoch", "learning_rate": 0.01}
+    given |= {"bf16": False, "max_length": 8, "lr_scheduler_type": "constant"}
+    trainer = library.SFTTrainer(
         model,
-        arguments(args["folder"], 2, eval_strategy="epoch", save_strategy="no"),
-        data_collator=transformers.DataCollatorForLanguageModeling(own, mlm=False),
-        train_dataset=prepared(ctx.hf_dataset(2)),
-        eval_dataset=prepared(ctx.hf_dataset(2, feed="validation")),
+        arguments(args["folder"], 2, library.SFTConfig, **given, **args["given"]),
+        processing_class=own,
+        train_dataset=ctx.hf_dataset(2),
+        eval_dataset=ctx.hf_dataset(2, feed="validation"),
+        callbacks=[checkpoint, *([kills] if args["dies"] else [])],
+        peft_config=lora if args["dies"] else None,
     )
-    trainer.train()
-    return {"losses": losses(trainer), "steps": trainer.state.global_step}
+    trainer.train(resume_from_checkpoint=checkpoint.path)
+    steps = trainer.state.global_step
+    return {"losses": losses(trainer), "steps": steps, "restarts": ctx.generation}
 
 
+@needs("trl")
 @pytest.mark.smoke
-def test_feeds_of_texts_are_packed_as_by_sft_trainer_and_evaluated(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "dies"),
+    [
+        ({"packing": False}, True),
+        ({"packing": True, "eval_packing": False, "shuffle_dataset": True}, False),
+    ],
+)
+def test_sft_trainer_tunes_on_a_feed_of_texts_and_evaluates(
+    tmp_path: Path, given: Any, dies: bool
+) -> None:
     texts = pa.table({"text": TEXTS * 8})
-    with launch(tune, {"folder": str(tmp_path)}, framework="torch") as cluster:
+    args = {"folder": str(tmp_path / "trainer"), "given": given, "dies": dies}
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path / "checkpoints"), "max_restarts": 1}
+    options["startup"] = Startup(preload=["trl.trainer.sft_trainer"])
+    with launch(tune, args, framework="torch", **options) as cluster:
         feeding = cluster.feed_async(texts.slice(0, 24), epochs=3, feed="validation")
         cluster.feed(texts, epochs=3)
         results = cluster.results(_SOON_S)
@@ -210,6 +219,8 @@ def test_feeds_of_texts_are_packed_as_by_sft_trainer_and_evaluated(tmp_path: Pat
     assert results[0] == results[1]
     assert len(results[0]["losses"]) == 3
     assert results[0]["losses"][-1] < results[0]["losses"][0]
+    assert results[0]["restarts"] == dies
+    assert results[0]["steps"] == 36 or given["packing"]
 
 
 def test_checkpoint_outside_of_a_node_is_an_error() -> None:

@@ -6,6 +6,7 @@ Runs in: child. The driver looks at folders, too.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -131,7 +132,9 @@ class MakeText:
         peft: Any = import_module("peft")
         task = "CAUSAL_LM" if self.kind == "language" else "SEQ_CLS"
         config = peft.LoraConfig(task_type=task, target_modules="all-linear")
-        return peft.get_peft_model(model, config if self.lora is True else self.lora)
+        with warnings.catch_warnings():  # of GPT-2's layers, and of what Transformers renamed
+            warnings.filterwarnings("ignore", "fan_in_fan_out|.*is_gradient_checkpointing")
+            return peft.get_peft_model(model, config if self.lora is True else self.lora)
 
 
 def check_lora() -> None:

@@ -171,20 +171,15 @@ class TransformersEngine(Generator):
     def open(self) -> None:
         """Load model and tokenizer."""
         import torch
-        from transformers import (
-            AutoConfig,
-            AutoModelForCausalLM,
-            AutoModelForSeq2SeqLM,
-            AutoTokenizer,
-        )
+        import transformers
 
         if callable(self.model):
             model, tokenizer = self.model()
         else:
-            is_pair = AutoConfig.from_pretrained(self.model).is_encoder_decoder
-            kind = AutoModelForSeq2SeqLM if is_pair else AutoModelForCausalLM
-            model = kind.from_pretrained(self.model, **self.options)
-            tokenizer = AutoTokenizer.from_pretrained(self.model)
+            is_pair = transformers.AutoConfig.from_pretrained(self.model).is_encoder_decoder
+            kind = f"AutoModelFor{'Seq2Seq' if is_pair else 'Causal'}LM"
+            model = getattr(transformers, kind).from_pretrained(self.model, **self.options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(self.model)
         if not model.config.is_encoder_decoder:
             tokenizer.padding_side = "left"  # what is generated follows the prompt
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -208,12 +203,9 @@ class TransformersEngine(Generator):
         found = found[:, 1 if is_pair else inputs["input_ids"].shape[1] :]
         ends = self._engine.generation_config.eos_token_id
         ends = {*ends} if isinstance(ends, list) else {ends}
-        rows = found.tolist()
-        stops = [next((i for i, token in enumerate(row) if token in ends), None) for row in rows]
+        stops = [next((i for i, t in enumerate(row) if t in ends), None) for row in found.tolist()]
         return {
             "text": self._tokenizer.batch_decode(found, skip_special_tokens=True),
-            "tokens": [
-                len(row) if s is None else s + 1 for row, s in zip(rows, stops, strict=True)
-            ],
+            "tokens": [found.shape[1] if stop is None else stop + 1 for stop in stops],
             "finish_reason": ["length" if stop is None else "stop" for stop in stops],
         }

@@ -98,6 +98,11 @@ def input_columns(
             _check(column, schema[column].dataType, tensor)
         if len(columns) > 1:
             check_parts({name: schema[name].dataType for name in columns}, tensor)
+        if len(tensor.shape or (0, 0)) != 2 and (both := [x for x in columns if x in sparse]):
+            raise ConfigError(
+                f"sparse= names {both[0]!r}, which feeds {tensor}: must feed [rows, n]. Leave it "
+                "out of sparse=, or of input_shapes"
+            )
         found += [InputColumn(column, tensor, column in sparse) for column in columns]
     check_sparse(sparse, [column.name for column in found], schema)
     return tuple(found)

@@ -84,13 +84,15 @@ def test_function_is_given_sparse_vectors(frame: DataFrame, model_per: str) -> N
 
 
 def test_columns_that_cannot_stay_sparse_are_refused(frame: DataFrame) -> None:
-    for sparse, reason in (
-        (["y"], "sparse= names 'y', of type double: must name columns of Spark ML vectors"),
-        (["id"], "sparse= names 'id': must name columns of the inputs, which are words, y"),
-        ("words", "sparse='words': must be a list"),
+    for sparse, shapes, reason in (
+        (["words"], {"words": [9, 4]}, r"'words', which feeds words .any \[\?, 9, 4\].: must feed"),
+        (["y"], {}, "sparse= names 'y', of type double: must name columns of Spark ML vectors"),
+        (["id"], {}, "sparse= names 'id': must name columns of the inputs, which are words, y"),
+        ("words", {}, "sparse='words': must be a list"),
     ):
         with pytest.raises(ConfigError, match=reason):
-            predict(frame, torch_model, ["words", "y"], "z double", sparse=sparse)
+            given: Any = {"sparse": sparse, "input_shapes": shapes}
+            predict(frame, torch_model, ["words", "y"], "z double", **given)
     estimator: Any = TorchEstimator(torch_model, loss="L1Loss", features_col="words", label_col="y")
     with pytest.raises(ConfigError, match="sparse= names 'id'"):
         estimator.setSparse(["id"]).fit(frame)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,11 @@ def fit_of(model: Any, **params: Any) -> Any:
     return TransformersEstimator(model, **{**given, "epochs": EPOCHS, **params})
 
 
-def losses_alone(lone: Any) -> list[float]:
+def losses_alone(lone: Any, lora: bool) -> list[float]:
     """Train on all rows in each step, in this process."""
-    made = MakeText(model=bert_config(), tokenizer=tokenizer(), kind="classification", classes=2)
+    made = MakeText(
+        model=bert_config(), tokenizer=tokenizer(), kind="classification", classes=2, lora=lora
+    )
     fields: dict[str, Any] = {"batch_size": 8, "epochs": EPOCHS, "seed": SEED, "made": made}
     task = TorchTask(
         columns=Columns({"x": "text"}, {"y": ""}),
@@ -75,13 +77,15 @@ def losses_alone(lone: Any) -> list[float]:
 
 @pytest.mark.smoke
 @pytest.mark.filterwarnings("ignore:.*LeafSpec")
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=needs("peft"))])
 def test_killed_fit_on_two_nodes_has_the_losses_of_one_process_and_is_saved(
-    reviews: DataFrame, tmp_path: Path, lone_node: None
+    reviews: DataFrame, tmp_path: Path, lone_node: None, lora: bool
 ) -> None:
     """A step is over all rows, wherever they are: the losses differ if one is lost or repeated."""
     stage = fit_of(
         bert_config(),
         tokenizer=tokenizer(),
+        lora=lora,
         num_workers=2,
         batch_size=8,
         max_restarts=1,
@@ -93,7 +97,7 @@ def test_killed_fit_on_two_nodes_has_the_losses_of_one_process_and_is_saved(
     loaded: Any = TransformersEstimator.load(str(tmp_path / "estimator"))
     model = loaded.fit(reviews)
     assert (tmp_path / "died").exists()
-    assert model.history["loss"] == pytest.approx(losses_alone(lone_node), rel=1e-3)
+    assert model.history["loss"] == pytest.approx(losses_alone(lone_node, lora), rel=1e-3)
     model.save(str(tmp_path / "model"))
     again: Any = TorchModel.load(str(tmp_path / "model"))
     scored = again.transform(reviews)
@@ -101,13 +105,12 @@ def test_killed_fit_on_two_nodes_has_the_losses_of_one_process_and_is_saved(
     module = again.getModel()
     assert module.model.config.id2label == {0: "neg", 1: "pos"}
     for row in scored.collect():
-        assert row.prediction == row.mood
+        assert row.prediction == row.mood or lora, "its few weights learn little in four epochs"
         with torch.no_grad():
             expected = module([row.review]).softmax(1)[0].numpy()
         assert row.probability.toArray() == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.smoke
 @pytest.mark.smoke
 def test_language_model_continues_the_texts_of_a_table(reviews: DataFrame) -> None:
     model = fit_of(gpt2, label_col=None, epochs=30, num_workers=2, batch_size=3).fit(reviews)
@@ -180,10 +183,12 @@ def test_labels_choose_what_is_learnt(reviews: DataFrame, tmp_path: Path) -> Non
         learnt("mood", rows=nulls)
 
 
-def test_what_is_no_model_and_a_missing_package_are_refused(reviews: DataFrame) -> None:
+def test_what_is_no_model_and_a_missing_package_are_refused(
+    reviews: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for given in (7, torch.nn.Linear(2, 2)):
         with pytest.raises(ConfigError, match=r"model is a .*; give a folder, or a config or"):
             fit_of(given)
-    if not find_spec("peft"):
-        with pytest.raises(FrameworkMissingError, match=r"lora= needs peft.* pip install peft"):
-            fit_of(gpt2, lora=True).fit(reviews)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(FrameworkMissingError, match=r"lora= needs peft.* pip install peft"):
+        fit_of(gpt2, lora=True).fit(reviews)
