@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparkdl.core.options import Feeding
+from sparkdl.frameworks.keras_checkpoint import _Copy
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
@@ -26,8 +29,11 @@ def rows_of(nodes: int) -> list[dict[str, Any]]:
     ]
 
 
-def fed(args: None, ctx: NodeContext) -> dict[str, Any]:
-    """Train on the feed, failing once in the middle of the second epoch; and on another, never."""
+def fed(folder: str | None, ctx: NodeContext) -> dict[str, Any]:
+    """Train on the feed, failing once in the second epoch; and on another, never.
+
+    With the folder of checkpoints, a kill within the write of the second one is the failure.
+    """
     import keras
     import tensorflow as tf
 
@@ -38,11 +44,20 @@ def fed(args: None, ctx: NodeContext) -> dict[str, Any]:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.steps += 1
-            if self.steps == BATCHES + 3 and not ctx.generation:
+            if self.steps == BATCHES + 3 and not ctx.generation and not folder:
                 ctx._checkpoints.await_in_flight()
                 ctx.barrier()  # the first node knows that all have written
                 raise RuntimeError("interrupted")
 
+    def write_half(path: Path, content: Any) -> None:
+        path.open("wb", buffering=0).write(content[: len(content) // 2])
+        if "step-0000000006" in str(path):
+            os.kill(os.getpid(), signal.SIGKILL)
+        path.open("ab").write(content[len(content) // 2 :])
+
+    if folder and not ctx.generation:
+        _Copy.write_out = lambda copy: write_half(copy._path, copy.getbuffer())  # type: ignore[method-assign]
+    found = sorted(name[:16] for name in os.listdir(folder or "."))
     several = tf.distribute.MultiWorkerMirroredStrategy if ctx.num_workers > 1 else None
     strategy = several() if several else tf.distribute.get_strategy()
 
@@ -66,6 +81,7 @@ def fed(args: None, ctx: NodeContext) -> dict[str, Any]:
         "epochs": epochs,
         "resumed": ctx.last_checkpoint and ctx.last_checkpoint.step,
         "batches": batches,
+        "found": found,
     }
 
 
@@ -86,6 +102,21 @@ def test_interrupted_training_on_a_feed_equals_undisturbed_one(nodes: int, tmp_p
         assert found["epochs"] == [1, 2]
         assert found["batches"] == EPOCHS * BATCHES - 6
         assert _flat(found["weights"]) == pytest.approx(_flat(found["expected"]), abs=_NOISE)
+
+
+@pytest.mark.deep
+def test_kill_within_a_write_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 1}
+    with launch(fed, str(tmp_path), 1, framework="tensorflow", **options) as cluster:
+        validating = cluster.feed_async(rows_of(1), epochs=EPOCHS, feed="validation")
+        report = cluster.feed(rows_of(1), epochs=EPOCHS, timeout_s=_SOON_S)
+        cluster.feed(rows_of(1), epochs=EPOCHS, feed="again", timeout_s=_SOON_S)
+        (found,) = cluster.results(_SOON_S)
+    assert report.rows_unused == validating.result(_SOON_S).rows_unused == 0
+    assert found["found"] == [".step-0000000006", "step-0000000003-"], "half of one was there"
+    assert (found["resumed"], found["batches"]) == (3, EPOCHS * BATCHES - 3)
+    assert _flat(found["weights"]) == pytest.approx(_flat(found["expected"]), abs=_NOISE)
+    assert not list(tmp_path.glob(".step-*"))
 
 
 def alone(args: None, ctx: NodeContext) -> dict[str, Any]:
