@@ -56,7 +56,7 @@ def fed(folder: str | None, ctx: NodeContext) -> dict[str, Any]:
         path.open("ab").write(content[len(content) // 2 :])
 
     if folder and not ctx.generation:
-        _Copy.write_out = lambda copy: write_half(copy._path, copy.getbuffer())  # type: ignore[method-assign]
+        _Copy.write_out = lambda copy: write_half(copy._path, copy.getbuffer())  # type: ignore[method-assign, assignment]
     found = sorted(name[:16] for name in os.listdir(folder or "."))
     several = tf.distribute.MultiWorkerMirroredStrategy if ctx.num_workers > 1 else None
     strategy = several() if several else tf.distribute.get_strategy()

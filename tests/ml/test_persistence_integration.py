@@ -72,7 +72,7 @@ def test_content_of_any_size_comes_back_and_a_part_that_lacks_is_an_error(
         return estimator
 
     monkeypatch.setattr(TFEstimator, "_restored", restored)
-    create, frames, held = SparkSession.createDataFrame, [], []
+    create, frames, held = SparkSession.createDataFrame, list[Any](), list[int]()
 
     def created(*given: Any) -> Any:
         held.append(sum(frame() is not None for frame in frames))

@@ -197,7 +197,8 @@ def test_second_waits_for_the_checkpoint_in_flight_and_each_covers_its_own_rows(
 def test_training_goes_on_while_parts_are_uploaded(
     contexts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    local, go = pytest.importorskip("fsspec.implementations.local"), threading.Event()
+    local: Any = pytest.importorskip("fsspec.implementations.local")
+    go = threading.Event()
 
     class Slow(local.LocalFileSystem):  # type: ignore[misc]  # imported late
         cachable = False
