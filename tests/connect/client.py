@@ -119,9 +119,9 @@ def models(spark: Any, folder: Path) -> None:
     made = estimator.setEpochs(2).fit(rows)
     made.save(str(folder / "model"))
     loaded = sparkdl.TorchModel.load(str(folder / "model"))
-    scores = [[r.prediction for r in m.transform(rows).sort("x").collect()] for m in (made, loaded)]
-    said("scores", [len(scores[0]), scores[0] == scores[1], len(set(scores[0]))])
     said("files", [made._file.nbytes > 16e6, made._file.digest == loaded._file.digest])
+    scores = [[r.prediction for r in m.transform(rows).sort("x").collect()] for m in (made, loaded)]
+    said("scores", [len(set(scores[0])), scores[0] == scores[1]])
 
 
 def stream(spark: Any, folder: Path) -> None:

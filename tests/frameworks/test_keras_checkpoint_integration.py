@@ -29,10 +29,10 @@ def rows_of(nodes: int) -> list[dict[str, Any]]:
     ]
 
 
-def fed(folder: str | None, ctx: NodeContext) -> dict[str, Any]:
-    """Train on the feed, failing once in the second epoch; and on another, never.
+def fed(kills: bool, ctx: NodeContext) -> dict[str, Any]:
+    """Train on the feed, failing once: after the second checkpoint or, killed, within its write.
 
-    With the folder of checkpoints, a kill within the write of the second one is the failure.
+    And train on another feed, never failing.
     """
     import keras
     import tensorflow as tf
@@ -44,7 +44,7 @@ def fed(folder: str | None, ctx: NodeContext) -> dict[str, Any]:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.steps += 1
-            if self.steps == BATCHES + 3 and not ctx.generation and not folder:
+            if self.steps == BATCHES + 3 and not ctx.generation and not kills:
                 ctx._checkpoints.await_in_flight()
                 ctx.barrier()  # the first node knows that all have written
                 raise RuntimeError("interrupted")
@@ -55,9 +55,10 @@ def fed(folder: str | None, ctx: NodeContext) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGKILL)
         path.open("ab").write(content[len(content) // 2 :])
 
-    if folder and not ctx.generation:
+    if kills and not ctx.generation:
         _Copy.write_out = lambda copy: write_half(copy._path, copy.getbuffer())  # type: ignore[method-assign, assignment]
-    found = sorted(name[:16] for name in os.listdir(folder or "."))
+    last = ctx.last_checkpoint
+    left = last and sorted(name[:15] for name in os.listdir(last.folder.parent))
     several = tf.distribute.MultiWorkerMirroredStrategy if ctx.num_workers > 1 else None
     strategy = several() if several else tf.distribute.get_strategy()
 
@@ -79,43 +80,36 @@ def fed(folder: str | None, ctx: NodeContext) -> dict[str, Any]:
         "weights": weights,
         "expected": fit("again")[1],
         "epochs": epochs,
-        "resumed": ctx.last_checkpoint and ctx.last_checkpoint.step,
+        "resumed": last and last.step,
         "batches": batches,
-        "found": found,
+        "left": left,
     }
 
 
 @pytest.mark.parametrize(
-    "nodes", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(2, marks=pytest.mark.deep)]
+    ("nodes", "resumed"),
+    [
+        pytest.param(1, 6, marks=pytest.mark.smoke),
+        pytest.param(1, 3, marks=pytest.mark.deep, id="killed"),
+        pytest.param(2, 6, marks=pytest.mark.deep),
+    ],
 )
-def test_interrupted_training_on_a_feed_equals_undisturbed_one(nodes: int, tmp_path: Path) -> None:
-    with launch(
-        fed, None, nodes, framework="tensorflow", checkpoint_dir=str(tmp_path), max_restarts=1
-    ) as cluster:
+def test_interrupted_training_on_a_feed_equals_undisturbed_one(
+    nodes: int, resumed: int, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 1}
+    with launch(fed, resumed == 3, nodes, framework="tensorflow", **options) as cluster:
         validating = cluster.feed_async(rows_of(nodes), epochs=EPOCHS, feed="validation")
         report = cluster.feed(rows_of(nodes), epochs=EPOCHS, timeout_s=_SOON_S)
         cluster.feed(rows_of(nodes), epochs=EPOCHS, feed="again", timeout_s=_SOON_S)
         results = cluster.results(_SOON_S)
     assert report.rows_unused == validating.result(_SOON_S).rows_unused == 0
     for found in results:
-        assert found["resumed"] == 6, "the failure was at the eighth step"
-        assert found["epochs"] == [1, 2]
-        assert found["batches"] == EPOCHS * BATCHES - 6
+        assert found["resumed"] == resumed, "the failure was at the eighth step, or in the write"
+        assert resumed == 6 or found["left"] == [".step-000000000", "step-0000000003"]
+        assert found["epochs"] == list(range(resumed // BATCHES, EPOCHS))
+        assert found["batches"] == EPOCHS * BATCHES - resumed
         assert _flat(found["weights"]) == pytest.approx(_flat(found["expected"]), abs=_NOISE)
-
-
-@pytest.mark.deep
-def test_kill_within_a_write_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 1}
-    with launch(fed, str(tmp_path), 1, framework="tensorflow", **options) as cluster:
-        validating = cluster.feed_async(rows_of(1), epochs=EPOCHS, feed="validation")
-        report = cluster.feed(rows_of(1), epochs=EPOCHS, timeout_s=_SOON_S)
-        cluster.feed(rows_of(1), epochs=EPOCHS, feed="again", timeout_s=_SOON_S)
-        (found,) = cluster.results(_SOON_S)
-    assert report.rows_unused == validating.result(_SOON_S).rows_unused == 0
-    assert found["found"] == [".step-0000000006", "step-0000000003-"], "half of one was there"
-    assert (found["resumed"], found["batches"]) == (3, EPOCHS * BATCHES - 3)
-    assert _flat(found["weights"]) == pytest.approx(_flat(found["expected"]), abs=_NOISE)
     assert not list(tmp_path.glob(".step-*"))
 
 
