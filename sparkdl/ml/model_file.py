@@ -141,7 +141,14 @@ def _release(context: Any) -> None:
     if _served:
         gc.collect()  # Py4J's objects are cycles
         context._jvm.System.gc()
-        _served[:] = [each for each in _served if each[1] is None or each[1].get() is not None]
+        _served[:] = [each for each in _served if _is_known(each[1])]
+
+
+def _is_known(plan: Any) -> bool:
+    try:
+        return plan is None or plan.get() is not None
+    except Exception:  # noqa: BLE001 (Py4J's, which a client of Spark Connect has not)
+        return False  # the JVM has ended, and its plans with it
 
 
 def _delete(path: Path, pid: int, copies: list[Path]) -> None:
