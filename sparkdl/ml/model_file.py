@@ -5,6 +5,8 @@ Runs in: driver
 
 from __future__ import annotations
 
+import atexit
+import gc
 import hashlib
 import os
 import tempfile
@@ -34,9 +36,13 @@ _PATIENCE_S = 60.0
 _PAUSE_S = 0.5
 _PLAN_NBYTES = 64 << 20
 """Above this a model is no part of a plan: Spark Connect ends at messages of 128 MB."""
+_MAX_RELEASED = 100
 _sending = threading.Lock()
-_served: list[ModelFile] = []
-"""Those that Spark's file server gives to executors, which may come at any time."""
+_served: list[tuple[ModelFile, Any]] = []
+"""Files that Spark gives to executors, each with a weak reference to a plan's function in the JVM;
+None where there is no reference, and the file stays until the program ends."""
+_released: list[str] = []
+"""Names of files that no plan needs any more: the next model's tasks delete them at executors."""
 _ADVICE = (
     f"The driver must reach the agents' ports ({docs_page('security', 'ports')}). Or set model_dir "
     "to a folder that nodes and driver share"
@@ -57,7 +63,8 @@ class ModelFile:
         os.close(descriptor)
         self.path, self.kind = Path(name), kind
         self._sent: set[str] = set()
-        weakref.finalize(self, _delete, self.path, os.getpid())
+        self._copies: list[Path] = []
+        weakref.finalize(self, _delete, self.path, os.getpid(), self._copies)
         write(self.path)
         self._digest = digest
         self.nbytes = self.path.stat().st_size
@@ -95,7 +102,7 @@ class ModelFile:
     def source_for_tasks(self, spark: Any) -> ModelSource:
         """Return the model for tasks and nodes: within their plan, or as a file of the application.
 
-        Spark copies such a file to each executor, once, and keeps it until the application ends.
+        Spark copies such a file to each executor, once.
         """
         if self.nbytes <= _PLAN_NBYTES:
             return self.whole
@@ -106,16 +113,55 @@ class ModelFile:
                 if context is None:
                     spark.addArtifacts(str(self.path), file=True)
                 else:
+                    from pyspark import SparkFiles  # which a client of Spark Connect has not
+
+                    _release(context)
                     context.addFile(str(self.path))
-                    _served.append(self)
+                    self._copies.append(Path(SparkFiles.get(self.path.name)))
+                    atexit.register(_delete, self.path, os.getpid(), [])
                 self._sent.add(owner)
-        return replace(self.source, path=SPARK_FILE + self.path.name)
+        released = tuple(_released[-_MAX_RELEASED:])
+        return replace(self.source, path=SPARK_FILE + self.path.name, released=released)
+
+    def keep_for(self, udf: Any, spark: Any) -> None:
+        """Keep a file that was sent for as long as a plan of Spark has this function."""
+        if not self._copies:
+            return
+        with _sending:
+            try:
+                function = udf._unwrapped._judf.func()
+                plan = context_of(spark)._jvm.java.lang.ref.WeakReference(function)
+            except AttributeError:  # another Spark
+                plan = None
+            _served.append((self, plan))
 
 
-def _delete(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a fork has the object, too
-        with suppress(OSError):
-            path.unlink()
+def _release(context: Any) -> None:
+    """Forget the files whose plans neither this program nor Spark knows any more."""
+    if _served:
+        gc.collect()  # Py4J's objects are cycles
+        context._jvm.System.gc()
+        _served[:] = [each for each in _served if _is_known(each[1])]
+
+
+def _is_known(plan: Any) -> bool:
+    try:
+        return plan is None or plan.get() is not None
+    except Exception:  # noqa: BLE001 (Py4J's, which a client of Spark Connect has not)
+        return False  # the JVM has ended, and its plans with it
+
+
+def _delete(path: Path, pid: int, copies: list[Path]) -> None:
+    """Delete a file; if Spark has copied it, leave an empty one: new executors ask for it."""
+    if os.getpid() != pid:  # a fork has the object, too
+        return
+    with suppress(OSError):
+        path.unlink()
+        for copy in copies and (path, *copies):
+            copy.unlink(missing_ok=True)
+            copy.touch()
+        if copies:
+            _released.append(path.name)
 
 
 def fetch_file(

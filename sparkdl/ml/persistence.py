@@ -10,6 +10,7 @@ function by cloudpickle: load only those you trust, as with any pickle.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import shutil
@@ -80,8 +81,12 @@ class StageWriter(MLWriter):
         mode = first = "overwrite" if self.shouldOverwrite else "error"
         with named_jobs(spark, "sparkdl", f"save {stage.uid}"):
             for rows in _rows(contents):
-                frame = spark.createDataFrame(rows, _ROW).coalesce(1)
-                frame.write.mode(mode).parquet(f"{path}/data")
+                if mode == "append":
+                    gc.collect()  # Py4J's cycles hold the rows written before in the JVM
+                # No name for the frame: it would keep its rows.
+                spark.createDataFrame(rows, _ROW).coalesce(1).write.mode(mode).parquet(
+                    f"{path}/data"
+                )
                 mode = "append"
             # Last, so that an interrupted save leaves no stage.
             text = spark.createDataFrame([(metadata,)], "value string").coalesce(1)

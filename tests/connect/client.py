@@ -101,6 +101,29 @@ def stages(_spark: Any, folder: Path) -> None:
     said("pipeline", kinds)
 
 
+def heavy() -> Any:
+    """Make a module of 16 MB."""
+    import torch
+
+    module = torch.nn.Linear(1, 1)
+    module.register_parameter("ballast", torch.nn.Parameter(torch.ones(4_000_000)))
+    return module
+
+
+def models(spark: Any, folder: Path) -> None:
+    from sparkdl.ml import model_file
+
+    model_file._PLAN_NBYTES = 1 << 20
+    rows = spark.range(40).selectExpr("array(float(id / 40)) x", "float(id / 20) y")
+    estimator = sparkdl.TorchEstimator(heavy, loss="MSELoss", features_col="x", label_col="y")
+    made = estimator.setEpochs(2).fit(rows)
+    made.save(str(folder / "model"))
+    loaded = sparkdl.TorchModel.load(str(folder / "model"))
+    said("files", [made._file.nbytes > 16e6, made._file.digest == loaded._file.digest])
+    scores = [[r.prediction for r in m.transform(rows).sort("x").collect()] for m in (made, loaded)]
+    said("scores", [len(set(scores[0])), scores[0] == scores[1]])
+
+
 def stream(spark: Any, folder: Path) -> None:
     (folder / "in").mkdir()
     reader = spark.readStream.schema("x long").parquet(str(folder / "in"))

@@ -37,6 +37,12 @@ def test_stages_and_pipelines_are_saved_and_loaded(client: Client) -> None:
     }
 
 
+@pytest.mark.torch
+def test_large_model_is_trained_saved_and_scores_as_a_file(client: Client) -> None:
+    said = client("models")
+    assert (said["scores"], said["files"]) == ([40, True], [True, True])
+
+
 def test_stream_is_refused(client: Client) -> None:
     assert "needs a classic session" in client("stream")["stream"]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparkdl.core.options import Feeding
+from sparkdl.frameworks.keras_checkpoint import _Copy
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
@@ -26,8 +29,11 @@ def rows_of(nodes: int) -> list[dict[str, Any]]:
     ]
 
 
-def fed(args: None, ctx: NodeContext) -> dict[str, Any]:
-    """Train on the feed, failing once in the middle of the second epoch; and on another, never."""
+def fed(kills: bool, ctx: NodeContext) -> dict[str, Any]:
+    """Train on the feed, failing once: after the second checkpoint or, killed, within its write.
+
+    And train on another feed, never failing.
+    """
     import keras
     import tensorflow as tf
 
@@ -38,11 +44,21 @@ def fed(args: None, ctx: NodeContext) -> dict[str, Any]:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.steps += 1
-            if self.steps == BATCHES + 3 and not ctx.generation:
+            if self.steps == BATCHES + 3 and not ctx.generation and not kills:
                 ctx._checkpoints.await_in_flight()
                 ctx.barrier()  # the first node knows that all have written
                 raise RuntimeError("interrupted")
 
+    def write_half(path: Path, content: Any) -> None:
+        path.open("wb", buffering=0).write(content[: len(content) // 2])
+        if "step-0000000006" in str(path):
+            os.kill(os.getpid(), signal.SIGKILL)
+        path.open("ab").write(content[len(content) // 2 :])
+
+    if kills and not ctx.generation:
+        _Copy.write_out = lambda copy: write_half(copy._path, copy.getbuffer())  # type: ignore[method-assign, assignment]
+    last = ctx.last_checkpoint
+    left = last and sorted(name[:15] for name in os.listdir(last.folder.parent))
     several = tf.distribute.MultiWorkerMirroredStrategy if ctx.num_workers > 1 else None
     strategy = several() if several else tf.distribute.get_strategy()
 
@@ -64,28 +80,37 @@ def fed(args: None, ctx: NodeContext) -> dict[str, Any]:
         "weights": weights,
         "expected": fit("again")[1],
         "epochs": epochs,
-        "resumed": ctx.last_checkpoint and ctx.last_checkpoint.step,
+        "resumed": last and last.step,
         "batches": batches,
+        "left": left,
     }
 
 
 @pytest.mark.parametrize(
-    "nodes", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(2, marks=pytest.mark.deep)]
+    ("nodes", "resumed"),
+    [
+        pytest.param(1, 6, marks=pytest.mark.smoke),
+        pytest.param(1, 3, marks=pytest.mark.deep, id="killed"),
+        pytest.param(2, 6, marks=pytest.mark.deep),
+    ],
 )
-def test_interrupted_training_on_a_feed_equals_undisturbed_one(nodes: int, tmp_path: Path) -> None:
-    with launch(
-        fed, None, nodes, framework="tensorflow", checkpoint_dir=str(tmp_path), max_restarts=1
-    ) as cluster:
+def test_interrupted_training_on_a_feed_equals_undisturbed_one(
+    nodes: int, resumed: int, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 1}
+    with launch(fed, resumed == 3, nodes, framework="tensorflow", **options) as cluster:
         validating = cluster.feed_async(rows_of(nodes), epochs=EPOCHS, feed="validation")
         report = cluster.feed(rows_of(nodes), epochs=EPOCHS, timeout_s=_SOON_S)
         cluster.feed(rows_of(nodes), epochs=EPOCHS, feed="again", timeout_s=_SOON_S)
         results = cluster.results(_SOON_S)
     assert report.rows_unused == validating.result(_SOON_S).rows_unused == 0
     for found in results:
-        assert found["resumed"] == 6, "the failure was at the eighth step"
-        assert found["epochs"] == [1, 2]
-        assert found["batches"] == EPOCHS * BATCHES - 6
+        assert found["resumed"] == resumed, "the failure was at the eighth step, or in the write"
+        assert resumed == 6 or found["left"] == [".step-000000000", "step-0000000003"]
+        assert found["epochs"] == list(range(resumed // BATCHES, EPOCHS))
+        assert found["batches"] == EPOCHS * BATCHES - resumed
         assert _flat(found["weights"]) == pytest.approx(_flat(found["expected"]), abs=_NOISE)
+    assert not list(tmp_path.glob(".step-*"))
 
 
 def alone(args: None, ctx: NodeContext) -> dict[str, Any]:

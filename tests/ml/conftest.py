@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import tempfile
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core import files
+from sparkdl.ml import model_file
 from tests.ml import models
 
 ROWS = 50
@@ -39,6 +43,18 @@ def lone_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(files, "_place", tmp_path)
     for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("RANK", "0"), ("WORLD_SIZE", "1")):
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def as_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have models sent as files of Spark; what stays of them in a program's lifetime is deleted."""
+    for name, value in (("_PLAN_NBYTES", 0), ("_served", []), ("_released", [])):
+        monkeypatch.setattr(model_file, name, value)
+    yield
+    model_file._served.clear()
+    gc.collect()
+    for name in model_file._released:
+        Path(tempfile.gettempdir(), name).unlink()
 
 
 @pytest.fixture(scope="session")

@@ -194,6 +194,32 @@ def test_second_waits_for_the_checkpoint_in_flight_and_each_covers_its_own_rows(
     assert [m.feeds["parquet:0"].rows[0][0][1] for m in manifests] == [((0, 10),), ((0, 20),)]
 
 
+def test_training_goes_on_while_parts_are_uploaded(
+    contexts: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    local: Any = pytest.importorskip("fsspec.implementations.local")
+    go = threading.Event()
+
+    class Slow(local.LocalFileSystem):  # type: ignore[misc]  # imported late
+        cachable = False
+
+        def _open(self, path: str, mode: str = "rb", **given: Any) -> Any:
+            assert mode == "rb" or go.wait(SOON_S)
+            return super()._open(path, mode, **given)
+
+    it, system = contexts(), pafs.PyFileSystem(pafs.FSSpecHandler(Slow()))
+    make = partial(CheckpointStore, system, f"{it.remote}/checkpoints")
+    monkeypatch.setattr(checkpoint, "open_store", make)
+    write_async(it.nodes[0], 1)
+    with it.nodes[1].checkpoint_async(1) as saving:  # as with torch.save
+        (saving.folder / "part-1").write_text("1")
+    assert not [path for path in it.remote.rglob("*") if path.is_file()]
+    go.set()
+    for ctx in it.nodes:
+        leave(ctx)
+    assert it.store.newest().manifest.files == {"part-0": 1, "part-1": 1}
+
+
 def test_error_of_a_write_is_raised_once_at_the_end_or_before(contexts: Callable[..., Any]) -> None:
     it = contexts()
     for ctx in reversed(it.nodes):

@@ -51,7 +51,9 @@ class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size
         model, file = self.uid, self._file
         if file is not None and source.path == str(file.path):
             found = file.source_for_tasks(dataset.sparkSession)
-            source = replace(source, path=found.path, content=found.content)
+            source = replace(
+                source, path=found.path, content=found.content, released=found.released
+            )
         else:
             model = f"{self.uid} ({source.path})"
         invalid = self.getHandleInvalid()
@@ -62,6 +64,7 @@ class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size
             self.getKeep(),
             self.getModelPer(),
             self._named_by,
+            file,
         )
 
     def _named_by(self, _column: str) -> str:

@@ -24,6 +24,7 @@ from sparkdl.driver.executors.scored import (
     tells_cases,
 )
 from sparkdl.driver.payload import dumps, unpicklable
+from sparkdl.ml.model_file import ModelFile
 from sparkdl.ml.params import TABLE
 from sparkdl.ml.scoring.checkpoint import scored_once
 from sparkdl.ml.scoring.columns import OutputColumn
@@ -226,10 +227,14 @@ def scored(
     keep: Keep,
     model_per: str,
     named_by: Callable[[str], str] = lambda _: "schema",
+    file: ModelFile | None = None,
 ) -> DataFrame:
     """Return `frame` with the outputs' columns; starts no job.
 
     Spark 4.1 and later hand the inputs' columns alone to Python. Spark 4.0 hands over all columns.
+
+    Args:
+        file: the score's model, which is kept as long as the outputs may be asked for.
     """
     score = replace(score, sharing=sharing_of(frame.sparkSession, model_per))
     kept = kept_columns(frame.columns, keep)
@@ -238,6 +243,8 @@ def scored(
     indices = tuple(frame.columns.index(column.name) for column in score.inputs)
     if not hasattr(functions, "arrow_udf"):
         task = ScoreBatches(score, indices, kept)
+        if file is not None:
+            file.keep_for(None, frame.sparkSession)
         fields = [*(frame.schema.fields[index] for index in kept), *results.fields]
         return by_position(frame).mapInArrow(task, StructType(fields))
     # Spark 4.3 would pass on a scan's columns without making rows: slow for kept columns, and
@@ -247,6 +254,8 @@ def scored(
     # Otherwise Spark's optimizer may copy the call: into a filter, once for each output.
     structs = functions.arrow_udf(score.structs, results).asNondeterministic()
     placed = placed.withColumn(_STRUCT, structs(*inputs))
+    if file is not None:
+        file.keep_for(structs, frame.sparkSession)
     if score.handle_invalid == "skip":
         placed = placed.where(functions.col(_STRUCT).isNotNull())
     return placed.select(

@@ -89,6 +89,7 @@ class ModelSource:
         content: a model's file, a SavedModel's folder as a ZIP archive, a pickled module, or a
             pickled function that makes the module.
         objects: classes and functions that a `.keras` file names, pickled; empty for none.
+        released: names of Spark's files that an executor may delete, as it asks for this one.
     """
 
     path: str
@@ -99,6 +100,7 @@ class ModelSource:
     # The fingerprint is its digest.
     content: bytes | None = field(default=None, compare=False)
     objects: bytes = b""
+    released: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def given(self) -> bytes | str:
@@ -111,6 +113,8 @@ class ModelSource:
             return self
         from pyspark import SparkFiles
 
+        for name in self.released:
+            Path(SparkFiles.get(name)).unlink(missing_ok=True)
         return replace(self, path=SparkFiles.get(self.path.removeprefix(SPARK_FILE)))
 
 

@@ -17,7 +17,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl import LightningEstimator, TorchEstimator, TorchModel
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
-from sparkdl.ml import model_file
 from sparkdl.ml.estimators import torch_train, training
 from tests.doubles import sessions
 from tests.doubles.lazy import Lazy
@@ -65,11 +64,10 @@ def estimator(**params: Any) -> Any:
     return TorchEstimator(make, **{**given, "batch_size": 16, "epochs": 6, **params})
 
 
+@pytest.mark.usefixtures("as_files")
 def test_two_nodes_fit_a_classifier_that_evaluators_take_and_that_is_saved(
-    points: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    points: DataFrame, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(model_file, "_PLAN_NBYTES", 1 << 20)
-    monkeypatch.setattr(model_file, "_served", [])  # they stay as long as the program
     stage = estimator(
         make=heavy,
         num_workers=2,

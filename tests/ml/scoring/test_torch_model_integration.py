@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyspark import SparkFiles
 from pyspark.errors import PythonException
 from pyspark.ml import PipelineModel
 from pyspark.ml.functions import array_to_vector
@@ -16,6 +17,8 @@ from pyspark.sql import DataFrame, SparkSession, functions as f
 
 from sparkdl import TorchModel, predict
 from sparkdl.core.errors import ConfigError
+from sparkdl.ml import model_file
+from tests.doubles.until import until
 from tests.ml.conftest import ROWS
 from tests.ml.models import linear
 from tests.ml.torch_models import two_in_two_out
@@ -42,6 +45,29 @@ def test_module_scores_is_saved_and_loaded_in_a_pipeline(frame: DataFrame, tmp_p
         for i, (scores, after) in found.items():
             assert np.allclose(scores.toArray(), expected()[i])
             assert after == i + 1
+
+
+@pytest.mark.usefixtures("as_files")
+def test_file_of_a_model_leaves_the_disk_once_no_plan_needs_it(frame: DataFrame) -> None:
+    def scored() -> tuple[DataFrame, list[Path]]:
+        stage: Any = TorchModel(two_in_two_out()).setOutputTypes({"scores": "vector", "n": "int"})
+        found: DataFrame = stage.setInputMapping({"x": "left", "id": "right"}).transform(frame)
+        return found.select("n"), [stage._file.path, Path(SparkFiles.get(stage._file.path.name))]
+
+    first, files = scored()
+    other, _ = scored()
+    assert first.count() == other.count() == ROWS
+    assert all(file.stat().st_size for file in files), "its model is gone, its plan is not"
+    del first
+
+    def is_released() -> bool:
+        model_file._release(frame.sparkSession.sparkContext)
+        return not files[0].stat().st_size  # new executors ask for a file that Spark knows
+
+    assert until(is_released)
+    last, _ = scored()
+    assert last.agg(f.sum("n")).first() == other.agg(f.sum("n")).first()
+    assert not files[1].exists() or not files[1].stat().st_size
 
 
 def test_what_cannot_work_is_refused_before_anything_runs(frame: DataFrame) -> None:
