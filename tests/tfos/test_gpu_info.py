@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
-from sparkdl.node.gpus import claim_gpu
 from sparkdl.tfos import gpu_info
 from tests.doubles.nvml import Device, Nvml
 
@@ -36,19 +35,6 @@ def test_busy_gpus_are_busy_whatever_the_product_is_called(nvml: Any) -> None:
     assert module.opened == 0, "NVML is closed again"
     with pytest.raises(ConfigError, match=r"2 GPUs were asked for, .* has 5, of which 1 are free"):
         gpu_info.get_gpus(2)
-
-
-def test_gpu_of_a_node_is_its_own_only(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = Device("T4"), Device("T4")
-    nvml(first, second)
-    claim = claim_gpu(first.uuid)
-    assert claim is not None
-    with claim:
-        assert gpu_info.get_gpus(1) == second.uuid
-        with pytest.raises(ConfigError, match="has 2, of which 1 are free"):
-            gpu_info.get_gpus(2)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", first.uuid)
-        assert gpu_info.get_gpus(1, 0) == first.uuid
 
 
 def test_each_worker_gets_the_next_ones_and_never_fewer(nvml: Any) -> None:

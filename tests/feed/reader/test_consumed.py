@@ -14,7 +14,6 @@ from sparkdl.control.channel import Local, Reclaim, Reopened
 from sparkdl.control.messages import FeedCovered
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ConfigError
-from sparkdl.datasets.jax import JaxBatches
 from sparkdl.datasets.tfos import DataFeed
 from sparkdl.feed.reader import consumed as used
 from sparkdl.feed.reader.batches import EpochBatches, Tail
@@ -333,15 +332,6 @@ def test_feed_beside_the_counted_one_counts_whole_epochs(caplog: pytest.LogCaptu
 
 
 @pytest.mark.jax
-def test_jax_batches_count_what_they_have_put_out() -> None:
-    with Numbered() as it:
-        it.rows(10)
-        it.end_epoch(0)
-        for number, _ in enumerate(JaxBatches(EpochBatches(it.reader, 2), prefetch=2), 1):
-            assert it.position(None) == [(0, row) for row in range(number * 2)]
-        assert len(it.position(None)) == 10
-
-
 def test_position_of_a_feed_that_nobody_notes_is_an_error() -> None:
     with Arrivals() as it, pytest.raises(ConfigError, match="launch with checkpoint_dir"):
         it.reader.position(0)
