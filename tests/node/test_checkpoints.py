@@ -201,13 +201,11 @@ def test_training_goes_on_while_parts_are_uploaded(
     go = threading.Event()
 
     class Slow(local.LocalFileSystem):  # type: ignore[misc]  # imported late
-        cachable = False
-
         def _open(self, path: str, mode: str = "rb", **given: Any) -> Any:
             assert mode == "rb" or go.wait(SOON_S)
             return super()._open(path, mode, **given)
 
-    it, system = contexts(), pafs.PyFileSystem(pafs.FSSpecHandler(Slow()))
+    it, system = contexts(), pafs.PyFileSystem(pafs.FSSpecHandler(Slow(skip_instance_cache=True)))
     make = partial(CheckpointStore, system, f"{it.remote}/checkpoints")
     monkeypatch.setattr(checkpoint, "open_store", make)
     write_async(it.nodes[0], 1)
