@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.driver.lifecycle.state import Running
@@ -76,6 +77,7 @@ def node_processes(lines: Lines) -> tuple[set[int], set[int]]:
     return {int(words[5]) for words in there}, {int(words[3]) for words in there}
 
 
+@pytest.mark.smoke
 def test_only_rows_of_a_lost_executor_return(spark_cluster: SparkSession, tmp_path: Path) -> None:
     """It takes a node, and the tasks that feed, with it."""
     lines = Lines()

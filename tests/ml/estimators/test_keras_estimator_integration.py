@@ -113,7 +113,7 @@ def trained(spark_sessions: SparkSessions, tmp_path_factory: pytest.TempPathFact
         validation_indicator_col="held",
         weight_col="w",
         num_workers=2,
-        batch_size=8,
+        batch_size=12,
         epochs=30,
         seed=7,
         checkpoint_dir=str(folder / "checkpoints"),

@@ -77,6 +77,7 @@ def check(found: DataFrame, ids: range) -> None:
     assert [(r["a.key"], r.id, r.twice) for r in there] == [(f"r{i}", i, 2 * i) for i in ids]
 
 
+@pytest.mark.smoke
 def test_call_after_an_error_scores_rows_without_a_result(table: DataFrame, tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("357")
     with pytest.raises(PythonException, match="bad row"):

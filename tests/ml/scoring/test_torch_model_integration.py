@@ -48,6 +48,7 @@ def test_module_scores_is_saved_and_loaded_in_a_pipeline(frame: DataFrame, tmp_p
 
 
 @pytest.mark.usefixtures("as_files")
+@pytest.mark.smoke
 def test_file_of_a_model_leaves_the_disk_once_no_plan_needs_it(frame: DataFrame) -> None:
     def scored() -> tuple[DataFrame, list[Path]]:
         stage: Any = TorchModel(two_in_two_out()).setOutputTypes({"scores": "vector", "n": "int"})
