@@ -95,10 +95,10 @@ def by_length(data: DataFrame, args: argparse.Namespace) -> Action:
 
 def by_batch_udf(data: DataFrame, args: argparse.Namespace) -> Action:
     from pyspark.ml.functions import predict_batch_udf
+    from pyspark.sql.types import ArrayType, FloatType
 
-    udf = predict_batch_udf(
-        partial(encoder, args.model), return_type="array<float>", batch_size=args.batch
-    )
+    floats, make = ArrayType(FloatType()), partial(encoder, args.model)
+    udf = predict_batch_udf(make, return_type=floats, batch_size=args.batch)
     return embeddings(data.withColumn("embedding", udf("text")))
 
 
