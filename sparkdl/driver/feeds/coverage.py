@@ -137,9 +137,10 @@ class Call:
             self.digests[partition] = (digest, job)
         return job != last or digest[0] != before[0] or digest == before
 
-    def digests_of(self, known: PartRows) -> dict[int, Digest]:
-        """Return the digests that rows must have if these are not to be fed again."""
-        return {p: digest for p, (digest, _) in self.digests.items()} if known else {}
+    @property
+    def furthest(self) -> dict[int, Digest]:
+        """The digests that rows must have if any of them are not to be fed again."""
+        return {partition: digest for partition, (digest, _) in self.digests.items()}
 
     def _is_whole(self, done: PartRows) -> bool:
         partitions = self.shape.partitions
@@ -281,8 +282,7 @@ class CallHistory:
                 rows_by_call[number] = {
                     e: now.covered.get(e, {}) for e in {whole, *now.covered} if e >= whole
                 }
-                digests = {p: digest for p, (digest, _) in call.digests.items()}
-                shapes[number] = structs.replace(call.shape, digests=digests)
+                shapes[number] = structs.replace(call.shape, digests=call.furthest)
             elif not left:
                 # Covered as a whole, behind a call that is not: the epoch behind its last one says
                 # so.

@@ -211,7 +211,7 @@ def _deliver(feed: Feed, run: Run, name: str = "") -> Step[Delivering]:
         keep=len(left) > 1,
         done=known,
         skipped=call.covered_partitions(known) if known else frozenset(),
-        digests=call.digests_of(known) if feed.history.keeps else None,
+        digests=(call.furthest if known else {}) if feed.history.keeps else None,
     )
     run = replace(run, spec=spec)
     if spec.skipped and len(spec.skipped) == call.shape.partitions:  # all rows are in the table
