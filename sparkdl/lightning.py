@@ -122,7 +122,7 @@ class FeedDataModule(DualBase):
     same number of steps.
 
     Args:
-        batch_size: rows in a step, of each node.
+        batch_size: rows in a step, of each node; `None` with `Feeding(global_batch_size=…)`.
         x: column of the features, or several for a dict of features.
         y: column or columns of the labels.
         validation: name of the feed to validate on: call `cluster.feed_async(df, epochs=…,
@@ -143,7 +143,7 @@ class FeedDataModule(DualBase):
 
     def __init__(
         self,
-        batch_size: int,
+        batch_size: int | None = None,
         x: Names = None,
         y: Names = None,
         *,

@@ -129,6 +129,8 @@ class SpooledRange(msgspec.Struct, frozen=True, array_like=True):
         skip: rows of the segment before it.
         nbytes: in memory, or on disk.
         digest: of the partition's rows up to the segment's last.
+
+    One of segment -1, without rows, says that the partition ends at `start`.
     """
 
     number: int
@@ -355,6 +357,7 @@ class Assign(Message, frozen=True):
         uris: where the agents of other holders are: Arrow Flight URIs, by node id.
         unwanted: rows of the node's own spool that no node reads.
         keep: later epochs are to read the rows again.
+        in_order: the child gets the rows in this order, wherever they are.
     """
 
     feed: str
@@ -364,6 +367,7 @@ class Assign(Message, frozen=True):
     uris: dict[int, str] = {}
     unwanted: tuple[SpooledRange, ...] = ()
     keep: bool = False
+    in_order: bool = False
 
 
 class FeedCut(Message, frozen=True):

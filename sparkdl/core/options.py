@@ -117,6 +117,9 @@ class Feeding:
             by default an eighth of the memory.
         disk_nbytes: bytes of local disk on its executor for further rows, if later epochs read them
             again; by default a quarter of the free space.
+        global_batch_size: rows of one step of all nodes together, in a fixed order: a step has the
+            same rows on any number of nodes, and after any restart. By default each node takes
+            batches of what comes first. See docs/data.md.
 
     Raises:
         ConfigError: if a value is invalid.
@@ -126,6 +129,7 @@ class Feeding:
     timeout_s: float = 600.0
     memory_nbytes: int | None = None
     disk_nbytes: int | None = None
+    global_batch_size: int | None = None
 
     def __post_init__(self) -> None:
         check_seconds("Feeding(timeout_s={})", self.timeout_s)
@@ -135,6 +139,10 @@ class Feeding:
             )
         if self.disk_nbytes is not None and self.disk_nbytes < 0:
             raise ConfigError(f"Feeding(disk_nbytes={self.disk_nbytes}) must be zero bytes or more")
+        if self.global_batch_size is not None and self.global_batch_size < 1:
+            raise ConfigError(
+                f"Feeding(global_batch_size={self.global_batch_size}) must be at least 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

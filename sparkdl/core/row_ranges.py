@@ -44,6 +44,21 @@ def add_range(ranges: list[Range], start: int, stop: int) -> list[Range]:
     return missing
 
 
+def remove_range(ranges: list[Range], start: int, stop: int) -> list[Range]:
+    """Remove [`start`, `stop`) from sorted ranges that do not touch; return the parts they had."""
+    low = bisect_right(ranges, start, key=lambda each: each[1])
+    high = bisect_left(ranges, stop, low, key=lambda each: each[0])
+    touched = ranges[low:high]
+    ranges[low:high] = [part for each in touched for part in uncovered(*each, [(start, stop)])]
+    return overlap(start, stop, touched)
+
+
+def covers(ranges: Sequence[Range], start: int, stop: int) -> bool:
+    """Return whether [`start`, `stop`) is within one of the sorted ranges, which do not touch."""
+    at = bisect_right(ranges, start, key=lambda each: each[0]) - 1
+    return at >= 0 and stop <= ranges[at][1]
+
+
 def count_rows(ranges: Iterable[Range]) -> int:
     return sum(stop - start for start, stop in ranges)
 
@@ -97,3 +112,8 @@ def spans_within(spans: Iterable[Span], ranges: Sequence[Range]) -> list[Span]:
             found.append((partition, first + start - offset, first + stop - offset))
         offset = end
     return found
+
+
+def slice_rows(rows: int, index: int, count: int) -> int:
+    """Return the size of one of `count` slices of `rows` rows, which differ by one at most."""
+    return rows // count + (index < rows % count)

@@ -131,6 +131,7 @@ class Cluster:
         role: str | None = None,
         reader: str = "auto",
         shuffle: str | None = None,
+        seed: int = 0,
     ) -> FeedReport:
         """Stream `data` into the training `epochs` times; blocks until the nodes have read it.
 
@@ -153,6 +154,7 @@ class Cluster:
                 is an error if the rows might differ. With `spark` Spark reads.
             shuffle: `"global"` redistributes all rows over all nodes in each epoch, in blocks;
                 `ctx.batches(shuffle=True)` mixes the rows within them. See docs/guide.md.
+            seed: of that order with `Feeding(global_batch_size=…)`, where it is the same each time.
 
         Raises:
             ConfigError: if the cluster is not fed, or `data` cannot be fed or has no rows.
@@ -162,7 +164,9 @@ class Cluster:
             FeedClosedError: if the cluster has ended.
             KeyboardInterrupt: by Ctrl-C, which ends the cluster; in `wait`, `shutdown` as well.
         """
-        request = FeedRequest(data, epochs, timeout_s, role, reader=reader, shuffle=shuffle)
+        request = FeedRequest(
+            data, epochs, timeout_s, role, reader=reader, shuffle=shuffle, seed=seed
+        )
         return self._feeds.feed(feed, request, self._show_progress)
 
     def train_stream(
@@ -214,6 +218,7 @@ class Cluster:
         role: str | None = None,
         reader: str = "auto",
         shuffle: str | None = None,
+        seed: int = 0,
     ) -> Future[FeedReport]:
         """Call `feed` in its own thread, beside other feeds.
 
@@ -227,7 +232,9 @@ class Cluster:
         show = bool(self._show_progress)  # by default none: it would cross the bar of another feed
 
         def work() -> FeedReport:
-            request = FeedRequest(data, epochs, timeout_s, role, reader=reader, shuffle=shuffle)
+            request = FeedRequest(
+                data, epochs, timeout_s, role, reader=reader, shuffle=shuffle, seed=seed
+            )
             return self._feeds.feed(feed, request, show)
 
         return begin(work, f"sparkdl-feed-{feed}", self._executor.thread)

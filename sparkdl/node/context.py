@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from sparkdl.core.exchange import mark_collective_used
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import FIRST_TIME, Member, Resume, World
-from sparkdl.feed.reader.batches import EpochBatches, Tail
+from sparkdl.feed.reader.batches import EpochBatches, Slices, Tail
 from sparkdl.feed.reader.files import FileOrder
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.checkpoints import Checkpoints, LastCheckpoint, PendingCheckpoint
@@ -93,7 +94,7 @@ class NodeContext(LegacyContext):
 
     def batches(  # noqa: PLR0913 (one question, one name)
         self,
-        batch_size: int,
+        batch_size: int | None = None,
         columns: Sequence[str] | None = None,
         feed: str | ParquetPaths = DEFAULT_FEED,
         even: bool | None = None,
@@ -114,7 +115,10 @@ class NodeContext(LegacyContext):
         warning. Later ones raise `EndOfFeedError`; see `has_epoch`.
 
         Args:
-            batch_size: rows in one batch; the last of an epoch may have fewer.
+            batch_size: rows in one batch; the last of an epoch may have fewer. Leave it out with
+                `Feeding(global_batch_size=…)`: a node gets its slice of each global batch. Then
+                `tail="short"` as well adds `sample_weight`, which makes a mean over the nodes'
+                means one over all rows.
             columns: which columns, all by default. Rows of an RDD have the columns `"0"`, `"1"`, …
                 of tuples and lists, `"value"` of single values.
             feed: its name. Or the files that `sparkdl.parquet` returns: then each `iter` is one
@@ -155,10 +159,13 @@ class NodeContext(LegacyContext):
             ReadError: while iterating, if a file cannot be read.
         """
         names, order = columns, (self._is_even(even), tail, shuffle, seed)
+        slices = self._slices(batch_size, isinstance(feed, ParquetPaths))
+        batch_size = batch_size or 1
         if not isinstance(feed, ParquetPaths):
             reader = self._link.feeds.reader(feed)
             names = None if names is None else tuple(names)
-            return EpochBatches(reader, batch_size, names, *order, pad or {}, steps, sparse)
+            batches = EpochBatches(reader, batch_size, names, *order, pad or {}, steps, sparse)
+            return batches if slices is None else replace(batches, slices=slices)
         files = parquet(feed.paths, feed.columns if names is None else names, feed.options)
         own_files = self._link.feeds.own_files(self._spec.settings.feeding.memory_nbytes)
         reader = own_files.reader
@@ -185,7 +192,7 @@ class NodeContext(LegacyContext):
 
     def dataset(  # noqa: PLR0913 (what `batches` takes, and the columns)
         self,
-        batch_size: int,
+        batch_size: int | None = None,
         x: str | Sequence[str] | None = None,
         y: str | Sequence[str] | None = None,
         feed: str | ParquetPaths = DEFAULT_FEED,
@@ -230,7 +237,7 @@ class NodeContext(LegacyContext):
 
     def torch_dataset(
         self,
-        batch_size: int,
+        batch_size: int | None = None,
         x: str | Sequence[str] | None = None,
         y: str | Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
@@ -265,13 +272,13 @@ class NodeContext(LegacyContext):
             from sparkdl.datasets.torch import SharedRows
 
             shared = SharedRows(mesh, data_axis)
-            batch_size = shared.share_of(batch_size)
+            batch_size = self._share_of(batch_size, shared)
             options = shared.in_step(options)
         batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
         return torch_dataset(batches, x, y, shared, self.last_checkpoint is not None)
 
     def hf_dataset(
-        self, batch_size: int, columns: Sequence[str] | None = None, **options: Any
+        self, batch_size: int | None = None, columns: Sequence[str] | None = None, **options: Any
     ) -> datasets.IterableDataset:
         """Return the feed's rows as a `datasets.IterableDataset`; each iteration is one epoch.
 
@@ -293,7 +300,7 @@ class NodeContext(LegacyContext):
 
     def jax_batches(
         self,
-        batch_size: int,
+        batch_size: int | None = None,
         x: str | Sequence[str] | None = None,
         y: str | Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
@@ -320,7 +327,7 @@ class NodeContext(LegacyContext):
         if sharding is not None:
             from sparkdl.datasets.jax import GlobalRows
 
-            batch_size = GlobalRows.of(sharding).share_of(batch_size)
+            batch_size = self._share_of(batch_size, GlobalRows.of(sharding))
         # Full batches by default: a global array needs rows of every node, and XLA compiles each
         # new shape.
         options = {"tail": "pad", "even": self.num_workers > 1 or None, **options}
@@ -463,6 +470,43 @@ class NodeContext(LegacyContext):
         # other.
         in_step = is_trainer and self._spec.framework != "plain" and self.num_workers > 1
         return in_step if even is None else even
+
+    def _share_of(self, batch_size: int | None, shared: Any) -> int | None:
+        if batch_size is not None:
+            return int(shared.share_of(batch_size))
+        if shared.members > 1:
+            raise ConfigError(
+                "Feeding(global_batch_size=…) gives each node rows of its own, and on this mesh "
+                f"{shared.members} nodes share theirs. Pass batch_size, without a fixed order"
+            )
+        return None
+
+    def _slices(self, batch_size: int | None, is_own: bool) -> Slices | None:
+        """Return this node's part of global batches, if rows have a fixed order."""
+        rows = self._spec.settings.feeding.global_batch_size
+        if rows is None:
+            if batch_size is None:
+                raise ConfigError(
+                    "batch_size is missing: give the rows of one batch, or launch with "
+                    "Feeding(global_batch_size=…)"
+                )
+            return None
+        if is_own:
+            raise ConfigError(
+                f"feed=sparkdl.parquet(…) must not be read by nodes with Feeding(global_batch_size="
+                f"{rows}): only rows that the driver feeds have a fixed order. Use "
+                "cluster.feed(sparkdl.parquet(…))"
+            )
+        if batch_size is not None:
+            raise ConfigError(
+                f"batch_size={batch_size}: a node gets its slice of each global batch, by "
+                f"Feeding(global_batch_size={rows}). Leave batch_size out"
+            )
+        role, alike = self.member.role, self.world.fed
+        if not role.is_fed:  # it reads a feed for its role
+            alike = tuple(each for each in self.world.members if each.role == role)
+        nodes = tuple(member.node.node_id for member in alike)
+        return Slices(rows, nodes, nodes.index(self.member.node.node_id))
 
     def _check_trains(self, calls: str) -> None:
         if not self.member.role.is_trainer or self.member.role.is_server:

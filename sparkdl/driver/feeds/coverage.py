@@ -49,6 +49,7 @@ class FeedRequest:
         to: the role whose nodes are fed, `None` for the nodes that train.
         shape: the known part of the data's shape, before the data is read.
         reader: one of `READERS`; `auto` means the nodes where they are sure to read the same rows.
+        seed: of the shuffle, where rows have a fixed order.
     """
 
     data: Any
@@ -59,6 +60,7 @@ class FeedRequest:
     shape: CallShape = UNKNOWN
     reader: str = "auto"
     shuffle: str | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)

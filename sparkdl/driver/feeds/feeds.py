@@ -54,6 +54,7 @@ class Feeds:
             host_timeout_s=settings.recovery.host_timeout_s,
             coordinator=coordinator,
             trust=controller.server.tls.trust if controller.server.tls else None,
+            global_batch_size=settings.feeding.global_batch_size,
         )
         if settings.can_restart:
             # Feeders of inference wait for the next generation: for lost nodes, and its start.
@@ -96,6 +97,11 @@ class Feeds:
             raise ConfigError(
                 f"shuffle={request.shuffle!r} must be 'global' or None. To shuffle the rows that "
                 "each node has, give shuffle= to ctx.batches"
+            )
+        if request.seed and not (request.shuffle and self._feed_spec.global_batch_size):
+            raise ConfigError(
+                f"seed={request.seed} is of shuffle='global' in a fixed order: launch with "
+                "Feeding(global_batch_size=…), or leave it out"
             )
         request = self._with_files(name, request, nodes)
         if isinstance(request.data, ParquetSource) and not request.data.num_rows:

@@ -18,6 +18,7 @@ from sparkdl.control.rows import FeedCount
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call, CallHistory, EpochLeft, FeedRequest
+from sparkdl.driver.feeds.fixed_order import OrderedTable
 from sparkdl.driver.feeds.table import RowTable
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 
@@ -146,11 +147,18 @@ class Run:
         return self.left[self.epoch - self.first]
 
     def with_table(self) -> Run:
-        return replace(
-            self,
-            table=RowTable(self.carried, self.now.done, Random() if self.is_shuffled else None),
-            sent=added(self.sent, self.table.assigned),
-        )
+        random, sent = None, added(self.sent, self.table.assigned)
+        batch_rows, done = self.spec.global_batch_size, self.now.done
+        if batch_rows is None:
+            random = Random() if self.is_shuffled else None
+            return replace(self, table=RowTable(self.carried, done, random), sent=sent)
+        if self.is_shuffled:
+            # Python seeds by a text's SHA-512, so every run gets the same order.
+            key = f"{self.call.request.seed}/{self.call.number}/{self.now.epoch}"
+            random = Random(key)
+        nodes = [member.node.node_id for member in self.members]
+        table = OrderedTable(nodes, batch_rows, self.call.shape.rows, done, random)
+        return replace(self, table=table, sent=sent)
 
     @property
     def node_ids(self) -> frozenset[int]:

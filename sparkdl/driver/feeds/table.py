@@ -124,23 +124,27 @@ class RowTable:
         self._waits_for_all &= not is_full
         self._room_nbytes[holder] = room_nbytes
         self._least_room_nbytes = min(self._least_room_nbytes, room_nbytes)
-        spool, unwanted = self._spools.setdefault(holder, _Spool()), list[SpooledRange]()
+        unwanted = list[SpooledRange]()
         for piece in ranges:
             stop, at = piece.start + piece.rows, piece.start
             known = self._known.setdefault(piece.partition, [])
             for first, last in add_range(known, piece.start, stop):
                 if first > at:
-                    unwanted.append(_part(piece, at, first))
-                spool.add(_part(piece, first, last))
-                spool.came_s = now_s
+                    unwanted.append(part(piece, at, first))
+                self._enter(holder, part(piece, first, last), now_s)
                 self.rows_waiting += last - first
                 at = last
             if at < stop:
-                unwanted.append(_part(piece, at, stop))
+                unwanted.append(part(piece, at, stop))
             self._seen += piece.rows
             self._nbytes += piece.nbytes
             self._num_ranges += 1
         return unwanted
+
+    def _enter(self, holder: int, piece: SpooledRange, now_s: float) -> None:
+        spool = self._spools.setdefault(holder, _Spool())
+        spool.add(piece)
+        spool.came_s = now_s
 
     def is_complete(self, num_rows: Mapping[int, int]) -> bool:
         return all(
@@ -259,7 +263,7 @@ class RowTable:
 
     def _take(self, assigned: Assigned, node: int, holder: int, rows: int) -> None:
         pieces = self._spools[holder].take(rows, from_end=node != holder)
-        assigned.setdefault(node, []).extend(_windows(holder, pieces))
+        assigned.setdefault(node, []).extend(windows(holder, pieces))
         self.assigned[node] += rows
         self.rows_waiting -= rows
 
@@ -294,7 +298,7 @@ class RowTable:
         return assigned
 
 
-def _windows(holder: int, pieces: Iterable[SpooledRange]) -> Iterator[AssignedRange]:
+def windows(holder: int, pieces: Iterable[SpooledRange]) -> Iterator[AssignedRange]:
     """Yield ranges of pieces; consecutive pieces of a segment make one window."""
     window: list[SpooledRange] = []
     for piece in pieces:
@@ -341,9 +345,9 @@ def _blocks(piece: SpooledRange, rows: int) -> Iterator[SpooledRange]:
 
 def _split(piece: SpooledRange, rows: int) -> tuple[SpooledRange, SpooledRange]:
     middle = piece.start + rows
-    return _part(piece, piece.start, middle), _part(piece, middle, piece.start + piece.rows)
+    return part(piece, piece.start, middle), part(piece, middle, piece.start + piece.rows)
 
 
-def _part(piece: SpooledRange, start: int, stop: int) -> SpooledRange:
+def part(piece: SpooledRange, start: int, stop: int) -> SpooledRange:
     skip = piece.skip + start - piece.start
     return SpooledRange(piece.number, piece.partition, start, skip, stop - start)

@@ -33,6 +33,7 @@ from sparkdl.core.errors import ConfigError, FeedClosedError, ReadError, Sparkdl
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call
+from sparkdl.driver.feeds.fixed_order import OrderedTable
 from sparkdl.driver.feeds.report import covered_report, no_rows, report, stall_error, warn_of_lost
 from sparkdl.driver.feeds.state import (
     Action,
@@ -145,7 +146,7 @@ def _serve(feed: Feed) -> tuple[Feed, list[Action]]:
 
 def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening | Delivering]:
     """Begin to feed the remaining rows of a call to a generation."""
-    members = fed_members(world, call.request.to)
+    members = fed_members(world, call.request.to, feed.spec.global_batch_size)
     _check_can_be_fed(feed.name, call)
     left = tuple(call.left())
     timeout_s = call.request.timeout_s or feed.spec.timeout_s
@@ -230,7 +231,8 @@ def _share_out(feed: Feed, run: Run, source: ParquetSource) -> Step[Delivering]:
     spec = run.spec
     # Without a node the call is unwanted, as the next look finds.
     counts, done = feed.nodes.active(run.node_ids), spec.done.get(0, ())
-    shares = source.shares(len(counts), done=done) if counts else ()
+    in_turns = spec.global_batch_size is not None
+    shares = source.shares(len(counts), done=done, in_turns=in_turns) if counts else ()
     actions: list[Action] = []
     for node_id, share in zip(counts, shares, strict=True):
         order = ReadShare(spec.feed, spec.epoch, share, spec.run, spec.keep)
@@ -288,6 +290,7 @@ def _assigning(spec: FeedSpec, assigned: Assigned) -> list[Action]:
             *(spec.feed, spec.epoch, spec.run, tuple(ranges)),
             uris={holder: uris[holder] for holder in sorted(others)},
             keep=spec.keep,
+            in_order=spec.global_batch_size is not None,
         )
         actions.append(Send(message, frozenset({node_id}), spec.generation))
     return actions
@@ -364,7 +367,8 @@ def _look_cutting(
     # A checkpoint covers the other rows of the epoch. If fewer rows than nodes are left, they come
     # first in the next epoch: a step needs one row for each node.
     is_rest = bool(now.done)
-    waits = is_rest and not all(rows.values())
+    # In a fixed order they are a batch of their own.
+    waits = is_rest and not all(rows.values()) and run.spec.global_batch_size is None
     for epoch in range(run.epoch, stop + 1):
         actions.append(_mark(run, epoch, rows, again=epoch < stop, goes_on=waits))
     epochs = stop + 1 - run.epoch
@@ -565,6 +569,8 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
             continue
         ranges: Iterable[SpooledRange] = spooled.ranges
         if table is not None and spooled.epoch == epoch:
+            if isinstance(table, OrderedTable):
+                ranges = table.without_ends(ranges)
             error = error or _other_rows(run, ranges)
             ranges = table.add(node_id, ranges, spooled.room_nbytes, now_s, spooled.is_full)
         # Without a table of their epoch, no node reads these rows.
@@ -621,13 +627,18 @@ def _watch(state: W, now_s: float) -> Step[W]:
 # small parts
 
 
-def fed_members(world: World, to: str | None) -> tuple[Member, ...]:
+def fed_members(world: World, to: str | None, batch_rows: int | None = None) -> tuple[Member, ...]:
     members = world.fed
     if to is not None:
         members = tuple(m for m in world.members if m.role.name == to and m.data_address)
     if not members:
         roles = sorted({m.role.name for m in world.members if m.data_address})
         raise ConfigError(f"role={to!r}: no such node can be fed; choose one of {roles}")
+    if batch_rows is not None and set(members) < set(world.fed):
+        raise ConfigError(
+            f"role={to!r}: a global batch, of Feeding(global_batch_size={batch_rows}), is for all "
+            "nodes that train. Leave role out, or launch without a fixed order"
+        )
     return members
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Literal, get_args
@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from sparkdl.control.messages import EpochEnd
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.row_ranges import slice_rows
 from sparkdl.feed.reader.consumed import Origin, Part, part_of, positions_of
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader, too_few_rows
@@ -73,6 +74,33 @@ class _Part:
         return _Part(self.columns, start, self.start, self.origin)
 
 
+@dataclass(frozen=True)
+class Slices:
+    """The part of each global batch that a node gets, see `Feeding(global_batch_size=…)`.
+
+    Attributes:
+        nodes: the ids of those that share a batch, by rank.
+        index: of this node among them.
+    """
+
+    batch_rows: int
+    nodes: tuple[int, ...]
+    index: int
+
+    def of(self, rows: int, index: int | None = None) -> int:
+        """Return how many of a batch's rows this node gets, or another one."""
+        return slice_rows(rows, self.index if index is None else index, len(self.nodes))
+
+    def total(self, by_node: Mapping[int, int]) -> int:
+        """Return how many rows of an epoch make steps; without those that not all nodes got."""
+        rows = [by_node.get(node, 0) for node in self.nodes]
+        batches, rest = divmod(sum(rows), self.batch_rows)
+        sizes = [self.of(self.batch_rows, i) for i in range(len(rows))]
+        if rows == [batches * size + self.of(rest, i) for i, size in enumerate(sizes)]:
+            return sum(rows)
+        return self.batch_rows * min(n // size for n, size in zip(rows, sizes, strict=True))
+
+
 @dataclass
 class EpochBatches:
     """Each `iter` is one epoch: the next of the feed, or the same again if it was left early.
@@ -91,6 +119,7 @@ class EpochBatches:
         steps: each `iter` has this many batches, see `_Passes`.
         sparse: columns of vectors that become a `csr_array`; rows of weight 0 are empty in them.
         convert: takes each batch, as it is handed out.
+        slices: of global batches in a fixed order. Then `batch_size` follows from them.
         stored: the columns that are read of the feed.
     """
 
@@ -105,6 +134,7 @@ class EpochBatches:
     steps: int | None = None
     sparse: Sequence[str] = ()
     convert: Callable[[Columns], Columns] | None = None
+    slices: Slices | None = None
     _carried: list[_Part] = field(default_factory=list, init=False, repr=False, compare=False)
     _carried_by_node: dict[int, int] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -123,9 +153,27 @@ class EpochBatches:
             )
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps={self.steps} must be at least 1, or None for a whole epoch")
+        if self.slices is not None:
+            self._check_slices(self.slices)
         check_padding(self.pad)
         self._check_sparse()
         self.stored = stored(self.columns, self.pad)
+
+    def _check_slices(self, slices: Slices) -> None:
+        most = slices.of(slices.batch_rows, 0)
+        self.batch_size = most if self.tail == "pad" else slices.of(slices.batch_rows)
+        if self.shuffle:
+            raise ConfigError(
+                f"shuffle={self.shuffle!r} must be False in the fixed order of Feeding("
+                f"global_batch_size={slices.batch_rows}). To shuffle the rows for all nodes, call "
+                "cluster.feed(…, shuffle='global')"
+            )
+        if self.tail == "drop" and slices.batch_rows % len(slices.nodes):
+            raise ConfigError(
+                f"tail='drop': Feeding(global_batch_size={slices.batch_rows}) cannot be divided "
+                f"among {len(slices.nodes)} nodes. Use 'short' or 'pad', whose column "
+                f"{SAMPLE_WEIGHT!r} makes up for slices of different sizes"
+            )
 
     def _check_sparse(self) -> None:
         if not isinstance(self.sparse, list | tuple):
@@ -148,18 +196,22 @@ class EpochBatches:
         few = {n: c[: self.batch_size] if isinstance(c, Packed) else c for n, c in found.items()}
         return self._completed(unpacked(few), batch.num_rows, 0)
 
-    def _completed(self, columns: Columns, rows: int, repeated: int) -> Columns:
+    def _completed(
+        self, columns: Columns, rows: int, repeated: int, weight: float = 1.0
+    ) -> Columns:
         """Return a batch of `rows` rows and `repeated` ones with the columns that are made here."""
         columns = padded(columns, self.pad, self.columns)
         if self.convert is not None:
             columns = self.convert(columns)
-        if self.tail != "pad":
+        if self.tail == "drop" or (self.tail == "short" and self.slices is None):
             return columns
         if SAMPLE_WEIGHT in columns:
+            adds = "tail='pad'" if self.slices is None else "Feeding(global_batch_size=…)"
             raise ConfigError(
-                f"tail='pad' adds a column {SAMPLE_WEIGHT!r}; rename the one that the feed has"
+                f"{adds} adds a column {SAMPLE_WEIGHT!r}; rename the one that the feed has"
             )
-        weights = np.concatenate([np.ones(rows, np.float32), np.zeros(repeated, np.float32)])
+        weights = np.zeros(rows + repeated, np.float32)
+        weights[:rows] = weight
         return {**columns, SAMPLE_WEIGHT: weights}
 
     def __iter__(self) -> Iterator[Columns]:
@@ -300,7 +352,10 @@ class _Epoch:
         self._last: Columns | None = None
 
     def batches(self) -> Iterator[Step]:
-        size = self._of.batch_size
+        slices, size, filling = self._of.slices, self._of.batch_size, 0
+        if slices is not None:
+            size = slices.of(slices.batch_rows)
+            filling = self._of.batch_size - size
         if not self._begin():
             return
         if self._of.is_even:
@@ -308,14 +363,14 @@ class _Epoch:
             # rows.
             self._has_row_everywhere()
         # A row beyond a step proves that it is not the last, whose rows several steps may share.
-        ahead = int(self._of.is_even and self._of.tail == "short")
+        ahead = int(slices is not None or (self._of.is_even and self._of.tail == "short"))
         while True:
             if not self._fill(size + ahead):
                 return
             if self._is_over:
                 break
             if self._may_step():
-                if not (yield from self._yield_batch(size)):
+                if not (yield from self._yield_batch(size, filling)):
                     return
             elif not self._fill(None):
                 return
@@ -357,7 +412,7 @@ class _Epoch:
     def _may_step(self) -> bool:
         if not self._of.is_even:
             return True
-        if self._of.tail in ("short", "pad"):
+        if self._of.tail in ("short", "pad") or self._of.slices is not None:
             return self._steps > 0 or self._has_row_everywhere()
         if self._reader.is_granted(self._owner, (self._steps + 1) * self._of.batch_size):
             return True
@@ -374,6 +429,12 @@ class _Epoch:
 
     def _agreed_steps(self, mark: EpochEnd | None) -> int:
         of = self._of
+        if of.slices is not None:
+            total = self._total(of.slices)
+            steps = agreed_steps([total], of.slices.batch_rows, of.tail)
+            if steps == 1 and mark is not None and mark.rows and min(mark.rows.values()) == 0:
+                raise too_few_rows(mark)
+            return steps
         if of.is_even and mark is None and (of.tail == "drop" or of._carried):
             return self._steps  # the feed has ended: no other node takes a step for carried rows
         if of.is_even and mark is not None and mark.rows:
@@ -384,6 +445,24 @@ class _Epoch:
             rows = [self._steps * of.batch_size + self._rows.count]
         return agreed_steps(rows, of.batch_size, of.tail)
 
+    def _rows_of(self, step: int, steps: int) -> tuple[int, int]:
+        """Return this node's rows of one of the last steps, and all nodes' if they are known."""
+        of = self._of
+        if of.slices is not None:
+            done = step * of.slices.batch_rows
+            total = min(of.slices.batch_rows, self._total(of.slices) - done)
+            return of.slices.of(total), total
+        if of.tail == "short":
+            return next_share(self._rows.count, steps - step, of.batch_size), 0
+        return min(of.batch_size, self._rows.count), 0
+
+    def _total(self, slices: Slices) -> int:
+        """Return the rows of the epoch on all nodes, as far as all take a step with them."""
+        if self._mark is not None and self._mark.rows:
+            return slices.total(self._mark.rows)
+        rest = self._rows.count if len(slices.nodes) == 1 else 0
+        return self._steps * slices.batch_rows + rest
+
     def _rows_by_node(self, mark: EpochEnd) -> list[int]:
         carried = self._of._carried_by_node
         return [count + carried.get(node, 0) for node, count in mark.rows.items()]
@@ -393,8 +472,14 @@ class _Epoch:
         is_part = mark.goes_on or self._is_continued
         return is_part and self._of.tail in ("short", "pad") and min(rows) == 0
 
-    def _yield_batch(self, rows: int, repeated: int = 0) -> Generator[Step, None, bool]:
-        """Yield a batch of `rows` rows and `repeated` more; return false if another has claimed."""
+    def _yield_batch(
+        self, rows: int, repeated: int = 0, total: int = 0
+    ) -> Generator[Step, None, bool]:
+        """Yield a batch of `rows` rows and `repeated` more; return false if another has claimed.
+
+        Args:
+            total: rows of a global batch that is not full.
+        """
         yield _BatchMark.FOLLOWS
         parts: list[Part] = []
         if rows:
@@ -405,10 +490,14 @@ class _Epoch:
             return False
         self._steps += 1
         assert self._last is not None
-        yield self._filled(self._last, rows, repeated)
+        weight, slices = 1.0, self._of.slices
+        if slices is not None:
+            # A mean over this node's rows, and then over the nodes, is one over the batch's rows.
+            weight = (rows + repeated) * len(slices.nodes) / (total or slices.batch_rows)
+        yield self._filled(self._last, rows, repeated, weight)
         return True
 
-    def _filled(self, columns: Columns, rows: int, repeated: int) -> Columns:
+    def _filled(self, columns: Columns, rows: int, repeated: int, weight: float) -> Columns:
         if repeated:
             order = np.concatenate([np.arange(rows), np.zeros(repeated, np.int64)])
             empty = repeated * (self._of.tail == "pad")
@@ -416,20 +505,18 @@ class _Epoch:
                 name: _with_empty(array[:rows], empty) if empty and is_csr(array) else array[order]
                 for name, array in columns.items()
             }
-        return self._of._completed(columns, rows, repeated)
+        return self._of._completed(columns, rows, repeated, weight)
 
     def _finish(self) -> Iterator[Step]:
         size, tail = self._of.batch_size, self._of.tail
         steps = self._agreed_steps(self._mark)
         for step in range(self._steps, steps):
-            rows = min(size, self._rows.count)
-            if tail == "short":
-                rows = next_share(self._rows.count, steps - step, size)
+            rows, total = self._rows_of(step, steps)
             if not rows and self._last is None:
                 assert self._mark is not None
                 raise too_few_rows(self._mark)
             repeated = size - rows if tail == "pad" else int(not rows)
-            if not (yield from self._yield_batch(rows, repeated)):
+            if not (yield from self._yield_batch(rows, repeated, total)):
                 return
         mark = self._mark
         if mark is None or not mark.goes_on:

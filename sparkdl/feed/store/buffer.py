@@ -105,9 +105,11 @@ class Budget:
     def num_segments(self) -> int:
         return self._segments.total()
 
-    def acquire(self, pool: Pool, feed: str, nbytes: int, may_spill: bool) -> Room:
+    def acquire(
+        self, pool: Pool, feed: str, nbytes: int, may_spill: bool, in_order: bool = False
+    ) -> Room:
         with self.lock:
-            room = self._room(pool, feed, nbytes, may_spill)
+            room = self._room(pool, feed, nbytes, may_spill, in_order)
             if room is not Room.FULL:
                 self._add(pool, feed, 1, nbytes, room is Room.DISK)
             return room
@@ -173,7 +175,7 @@ class Budget:
             self._nbytes[pool] += nbytes
         self.lock.notify_all()
 
-    def _room(self, pool: Pool, feed: str, nbytes: int, may_spill: bool) -> Room:
+    def _room(self, pool: Pool, feed: str, nbytes: int, may_spill: bool, in_order: bool) -> Room:
         is_first = not self._segments[pool, feed]
         may_stay = True
         # Descriptors are halved as bytes are. Assigned rows need the other half.
@@ -187,9 +189,10 @@ class Budget:
             self.free(Pool.RETAINED, self._retained.pop(0)[0])
         if may_stay and (is_first or self._fits(nbytes)):
             return Room.MEMORY
-        # Where a spool alone is full, nodes will be assigned its rows: no need for the disk.
+        # Where a spool alone is full, nodes will be assigned its rows: no need for the disk, unless
+        # they are assigned in an order, in which others come first.
         has_descriptors = self.num_segments < self.limit_segments
-        is_full = self.used_nbytes + nbytes > self.limit_nbytes
+        is_full = in_order or self.used_nbytes + nbytes > self.limit_nbytes
         fits_on_disk = self.used_disk_nbytes + nbytes <= self.disk_nbytes
         if has_descriptors and is_full and may_spill and fits_on_disk:
             return Room.DISK
@@ -210,6 +213,7 @@ class AppendRequest:
         spans: which rows these are, in their order.
         run: of the job that has brought them, if one has.
         digest: of their partition's rows up to the last of these.
+        in_order: they may wait for others to come, so they go to disk when the spool is full.
     """
 
     epoch: int = 0
@@ -219,6 +223,7 @@ class AppendRequest:
     spans: tuple[Span, ...] = ()
     run: str = ""
     digest: Digest | None = None
+    in_order: bool = False
 
 
 class SegmentBuffer(ABC):
@@ -326,7 +331,8 @@ class SegmentBuffer(ABC):
         budget = self._budget
         with budget.lock:
             while self._wants(request):
-                room = budget.acquire(self._pool, self.feed, nbytes, self._may_spill(request))
+                may_spill = self._may_spill(request)
+                room = budget.acquire(self._pool, self.feed, nbytes, may_spill, request.in_order)
                 if room is not Room.FULL:
                     return room
                 # With `shuffle="global"` the driver deals rows once all are here. A full spool

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -23,7 +23,7 @@ import pyarrow as pa
 from sparkdl.control.messages import ReadShare, SpooledRange
 from sparkdl.control.rows import Share
 from sparkdl.core.errors import FeedClosedError, SparkdlError
-from sparkdl.core.row_ranges import Range, Span, overlap, take_rows, uncovered
+from sparkdl.core.row_ranges import Range, Span, covers, remove_range, take_rows
 from sparkdl.feed.store.buffer import AppendRequest, Budget, Pool, SegmentBuffer
 from sparkdl.feed.store.segment import StoredSegment, read_segment
 
@@ -36,9 +36,9 @@ class _Spooled:
     segment: StoredSegment
     left: list[Range] = field(default_factory=list)
 
-    def cut(self, skip: int, rows: int) -> None:
-        gone = (skip, skip + rows)
-        self.left = [part for start, stop in self.left for part in uncovered(start, stop, [gone])]
+    def cut(self, skip: int, rows: int) -> list[Range]:
+        """Remove rows; return those that were there."""
+        return remove_range(self.left, skip, skip + rows)
 
 
 class Spool(SegmentBuffer):
@@ -68,6 +68,13 @@ class Spool(SegmentBuffer):
             self.closed_to = max(self.closed_to, epoch)
             self._budget.wake()
 
+    def note_end(self, epoch: int, partition: int, rows: int) -> bool:
+        """Report how many rows a partition has; false if its epoch takes no more."""
+        with self._budget.lock:
+            if self.takes(epoch):
+                self._on_spooled(self.feed, epoch, [SpooledRange(-1, partition, rows, 0, 0)])
+            return self.takes(epoch)
+
     def take(self, number: int, skip: int, rows: int) -> StoredSegment:
         """Remove rows of a segment, for this node's log; nothing, where it raises."""
         with self._budget.lock:
@@ -80,12 +87,16 @@ class Spool(SegmentBuffer):
             self._budget.move(window, Pool.SPOOL, Pool.LOG, self._forget_empty(spooled))
             return window
 
-    def read(self, number: int, skip: int, rows: int) -> pa.RecordBatch:
-        """Map rows [`skip`, `skip` + `rows`) of a segment, for another node; they stay here."""
-        with self._budget.lock:
-            segment = self._find(number, skip, rows).segment
-            # The mapping outlives the descriptor, so a `free` in between does no harm.
-            return read_segment(segment.fd).slice(segment.start + skip, rows)
+    def read(self, windows: Iterable[tuple[int, int, int]]) -> Iterator[pa.RecordBatch]:
+        """Map windows of segments, each its number, rows to skip, and rows; they stay here."""
+        mapped: dict[int, pa.RecordBatch] = {}
+        for number, skip, rows in windows:
+            with self._budget.lock:
+                segment = self._find(number, skip, rows).segment
+                # The mapping outlives the descriptor, so a `free` in between does no harm.
+                if number not in mapped:
+                    mapped[number] = read_segment(segment.fd)
+            yield mapped[number].slice(segment.start + skip, rows)
 
     def free(self, number: int, skip: int, rows: int) -> None:
         """Free rows that another node has, or none reads; rows already freed are ignored."""
@@ -94,8 +105,8 @@ class Spool(SegmentBuffer):
             # A confirmation is repeated if its connection broke, so the rows may be gone already.
             if spooled is None:
                 return
-            for start, stop in overlap(skip, skip + rows, spooled.left):
-                self._free(spooled, start, stop)
+            for start, stop in spooled.cut(skip, rows):
+                self._release(spooled, start, stop)
 
     def recall(self, epoch: int, retained: Iterable[StoredSegment]) -> list[SpooledRange]:
         ranges: list[SpooledRange] = []
@@ -116,11 +127,12 @@ class Spool(SegmentBuffer):
             self.is_closed = True
             self._budget.wake()
             for spooled in list(self._segments.values()):
-                for start, stop in spooled.left:
+                for start, stop in list(spooled.left):
                     try:
                         fd = os.dup(spooled.segment.fd)
                     except OSError:
-                        self._free(spooled, start, stop)
+                        spooled.cut(start, stop - start)
+                        self._release(spooled, start, stop)
                         continue
                     window = spooled.segment.window(start, stop - start, fd)
                     spooled.cut(start, stop - start)
@@ -131,7 +143,7 @@ class Spool(SegmentBuffer):
     # The lock is held.
 
     def _may_spill(self, request: AppendRequest) -> bool:
-        return request.keep and self._rows_may_spill()
+        return request.in_order or (request.keep and self._rows_may_spill())
 
     def _note_full(self, request: AppendRequest) -> None:
         # Without ranges this reports a full spool.
@@ -157,16 +169,15 @@ class Spool(SegmentBuffer):
 
     def _find(self, number: int, skip: int, rows: int) -> _Spooled:
         spooled = self._segments.get(number)
-        if spooled is None or overlap(skip, skip + rows, spooled.left) != [(skip, skip + rows)]:
+        if spooled is None or not covers(spooled.left, skip, skip + rows):
             raise FeedClosedError(
                 f"rows {skip} to {skip + rows} of segment {number} of feed {self.feed!r} are not "
                 "in the spool"
             )
         return spooled
 
-    def _free(self, spooled: _Spooled, start: int, stop: int) -> None:
+    def _release(self, spooled: _Spooled, start: int, stop: int) -> None:
         segment, nbytes = spooled.segment, spooled.segment.share(start, stop - start)
-        spooled.cut(start, stop - start)
         segments = self._forget_empty(spooled)
         self._budget.release(Pool.SPOOL, self.feed, nbytes, segment.is_on_disk, segments)
 

@@ -260,7 +260,7 @@ class NodeFeeds:
         name, fetches = order.feed, list[Fetch]()
         try:
             for each in order.ranges:
-                if each.holder == self._directory.node_id:
+                if each.holder == self._directory.node_id and not order.in_order:
                     self.store.assign(name, each.number, each.skip, each.rows)
                 else:
                     fetches.append((each, order))
@@ -278,6 +278,7 @@ class NodeFeeds:
             feed.fetcher = Fetcher(
                 self._directory,
                 feed.log,
+                self.store.spool(feed.log.feed),
                 self.store.generation,
                 self._memory_nbytes,
                 partial(self._soon, self._on_fetched, feed),

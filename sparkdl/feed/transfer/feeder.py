@@ -93,11 +93,12 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of a partition, which have the numbers of `ranges` there."""
+    """Rows of a partition, which have the numbers of `ranges` there; see `PutPiece`."""
 
     batch: pa.RecordBatch
     ranges: tuple[Range, ...]
     digest: Digest | None = None
+    end: int | None = None
 
 
 @dataclass(eq=False)
@@ -227,11 +228,12 @@ class PutStream:
             reader.start()
             with self._reporting():
                 while (piece := call.pieces.get()) is not None:
-                    key = self._send_fd(piece.batch)
+                    key = self._send_fd(piece.batch) if piece.batch.num_rows else ""
                     # With a key the rows are in the segment, and the batch carries the metadata
                     # alone.
                     batch = piece.batch.slice(0, 0) if key else piece.batch
-                    what = PutPiece(piece.ranges, piece.batch.num_rows, key, piece.digest)
+                    rows = piece.batch.num_rows
+                    what = PutPiece(piece.ranges, rows, key, piece.digest, piece.end)
                     writer.write_with_metadata(batch, msgspec.json.encode(what))
                 writer.done_writing()
             call.is_written.set()
@@ -315,11 +317,13 @@ class Feeder:
         self._spec = spec
         self._partition = partition
         header = PutHeader(
-            *(spec.feed, spec.epoch, spec.run, partition), *(spec.generation, spec.keep)
+            *(spec.feed, spec.epoch, spec.run, partition),
+            *(spec.generation, spec.keep, spec.global_batch_size is not None),
         )
         self._stream = PutStream(near_target(spec.targets, partition), header, spec)
         self._done = merge_ranges(spec.done.get(partition, ()))
         self._row = 0
+        self._none = pa.record_batch([], pa.schema([]))
         self._digest = RowDigest() if spec.digests is not None else None
         self._before = (spec.digests or {}).get(partition)
 
@@ -344,6 +348,8 @@ class Feeder:
                     self._stream.put(piece)
                 if self._stream.is_closed:
                     break
+            if self._spec.global_batch_size is not None:
+                self._stream.put(Piece(self._none, (), end=self._row))
             self._stream.flush()
             if not self._stream.is_closed:
                 num_rows = self._row
@@ -365,6 +371,7 @@ class Feeder:
     def _piece(self, batch: pa.RecordBatch) -> Piece | None:
         """Return the rows of the next batch that no checkpoint covers, if there are any."""
         first, self._row = self._row, self._row + batch.num_rows
+        self._none = batch.slice(0, 0)
         digest = self._digested(batch, first)
         left = tuple(uncovered(first, self._row, self._done))
         if not left:

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, groupby, islice, takewhile
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -16,10 +16,11 @@ import pyarrow.flight as flight
 
 from sparkdl.control.messages import Assign, AssignedRange
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedTimeoutError, ReadError
+from sparkdl.core.errors import FeedClosedError, FeedTimeoutError, ReadError
 from sparkdl.core.failure import FailureKind
 from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.log import Log
+from sparkdl.feed.store.spool import Spool
 from sparkdl.feed.transfer.messages import (
     BROKEN,
     CONFIRM_RECEIVED,
@@ -27,12 +28,15 @@ from sparkdl.feed.transfer.messages import (
     FetchTicket,
     flight_reason,
 )
+from sparkdl.values.batches import join
 
 _PAUSE_S = 0.5
 T = TypeVar("T")
 Call = Callable[[flight.FlightClient, bytes, flight.FlightCallOptions], T]
 _WINDOWS, _CALL_NBYTES = 64, 8 * 1024 * 1024
 """The most windows and bytes that one call asks for."""
+_WINDOWS_IN_ORDER = 1024
+"""Likewise, where rows of all holders make one segment: windows are the slices of batches."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class NodeDirectory:
 
 
 Fetch = tuple[AssignedRange, Assign]
-"""Rows at another agent, and the message that assigned them."""
+"""Rows at another agent, or in the own spool where order counts, and their assignment."""
 
 
 class Fetcher(threading.Thread):
@@ -65,6 +69,7 @@ class Fetcher(threading.Thread):
         self,
         directory: NodeDirectory,
         log: Log,
+        spool: Spool,
         generation: int,
         memory_nbytes: int,
         on_fetched: Callable[[int], None],
@@ -72,7 +77,7 @@ class Fetcher(threading.Thread):
     ) -> None:
         super().__init__(name=f"sparkdl-fetching-{log.feed}", daemon=True)
         self._directory = directory
-        self._log = log
+        self._log, self._spool = log, spool
         self._generation = generation
         # Until the log has room, the rows of one call are in memory beside the budget.
         self._call_nbytes = min(_CALL_NBYTES, memory_nbytes // 16)
@@ -83,6 +88,8 @@ class Fetcher(threading.Thread):
         self._reader: flight.FlightStreamReader | None = None
         self._is_stopped = False
         self._clients: dict[str, flight.FlightClient] = {}
+        self._early: dict[int, pa.RecordBatch] = {}
+        self._holder = -1
 
     def add(self, fetches: Iterable[Fetch]) -> None:
         with self._changed:
@@ -99,17 +106,21 @@ class Fetcher(threading.Thread):
             reader.cancel()
 
     def run(self) -> None:
-        names, holder = self._directory.names, -1
+        names = self._directory.names
         try:
             while fetches := self._next():
-                holder = fetches[0][0].holder
-                self._fetch(fetches)
-        except (pa.ArrowException, ReadError, OSError, FeedTimeoutError) as error:
+                self._holder = fetches[0][0].holder
+                if fetches[0][1].in_order:
+                    self._gather(fetches)
+                else:
+                    self._fetch(fetches)
+        except (pa.ArrowException, FeedClosedError, ReadError, OSError, FeedTimeoutError) as error:
             kind: FailureKind = "exception"
             if isinstance(error, FeedTimeoutError):
                 kind = "unreachable"
-            why = f"cannot fetch rows from {names[holder]}: {flight_reason(error)}"
-            self._on_failure(kind, why)
+            why = f"cannot fetch rows from {names[self._holder]}: {flight_reason(error)}"
+            if not self._spool.is_closed:  # otherwise the generation is over
+                self._on_failure(kind, why)
         finally:
             for client in self._clients.values():
                 client.close()
@@ -123,26 +134,78 @@ class Fetcher(threading.Thread):
             # One call goes to one holder and becomes one segment of the log, which has one epoch.
             first = self._waiting[0]
             same = takewhile(lambda each: each[1].epoch == first[1].epoch, self._waiting)
+            if first[1].in_order:
+                return list(islice(same, _WINDOWS_IN_ORDER))
             of_holder = (each for each in same if each[0].holder == first[0].holder)
             return list(islice(of_holder, _WINDOWS))
 
     def _fetch(self, fetches: list[Fetch]) -> None:
-        order = fetches[0][1]
-        batch = self._call(fetches, self._get)
-        if batch is None:  # it was stopped
+        found = self._windows(fetches)
+        if found is None:  # it was stopped
             return
+        batch, up_to = found
+        here = fetches[: len(up_to)]
+        self._append(batch, here)
+        # Only now, because rows that were merely sent are lost if the connection breaks.
+        self._call(here, _confirm)
+        self._note_fetched(here)
+
+    def _windows(self, fetches: list[Fetch]) -> tuple[pa.RecordBatch, list[int]] | None:
+        """Return rows of the first windows, as many as the holder likes, and where each ends."""
+        batch = self._call(fetches, self._get)
+        if batch is None:
+            return None
         up_to = [*accumulate(each.rows for each, _ in fetches)]
-        # The holder sends whole windows, as many as it likes. Part of one would shift the
-        # numbers of the rows.
+        # Part of a window would shift the numbers of the rows.
         if batch.num_rows not in up_to:
             raise ReadError(f"it sent {batch.num_rows} rows, and windows end at {up_to}")
-        here = fetches[: up_to.index(batch.num_rows) + 1]
+        return batch, up_to[: up_to.index(batch.num_rows) + 1]
+
+    def _gather(self, fetches: list[Fetch]) -> None:
+        """Bring the first windows, of several holders, into the log as one segment."""
+        early = self._early
+        lacking = sorted((each for each in fetches if id(each) not in early), key=_holder)
+        for self._holder, group in groupby(lacking, key=_holder):
+            if not self._bring([*group]):  # it was stopped
+                return
+        here = [*takewhile(lambda each: id(each) in early, fetches)]
+        schema = early[id(here[0])].schema
+        here = [*takewhile(lambda each: early[id(each)].schema.equals(schema, True), here)]
+        self._append(join([early.pop(id(each)) for each in here]), here)
+        for self._holder, group in groupby(sorted(here, key=_holder), key=_holder):
+            if self._holder != self._directory.node_id:
+                self._call([*group], _confirm)
+                continue
+            for own, _ in group:
+                self._spool.free(own.number, own.skip, own.rows)
+        self._note_fetched(here)
+
+    def _bring(self, fetches: list[Fetch]) -> bool:
+        """Take up the first windows of one holder; false if it was stopped."""
+        if self._holder == self._directory.node_id:
+            nbytes = 0
+            windows = [(each.number, each.skip, each.rows) for each, _ in fetches]
+            for fetch, rows in zip(fetches, self._spool.read(windows), strict=False):
+                self._early[id(fetch)] = rows
+                nbytes += rows.nbytes
+                if nbytes >= self._call_nbytes:
+                    break
+            return True
+        if (found := self._windows(fetches)) is None:
+            return False
+        batch, up_to = found
+        for fetch, start, stop in zip(fetches, [0, *up_to], up_to, strict=False):
+            self._early[id(fetch)] = batch.slice(start, stop - start)
+        return True
+
+    def _append(self, batch: pa.RecordBatch, here: list[Fetch]) -> None:
+        order = here[0][1]
         spans = tuple(span for each, _ in here for span in each.spans)
         request = AppendRequest(order.epoch, keep=order.keep, spans=spans, run=order.run)
         # Whether the log still wants the rows or not, the holder may free them.
         self._log.append(batch, request)
-        # Only now, because rows that were merely sent are lost if the connection breaks.
-        self._call(here, _confirm)
+
+    def _note_fetched(self, here: list[Fetch]) -> None:
         with self._changed:
             done = set(map(id, here))
             self._waiting = deque(each for each in self._waiting if id(each) not in done)
@@ -186,6 +249,10 @@ class Fetcher(threading.Thread):
         finally:
             with self._changed:
                 self._reader = None
+
+
+def _holder(fetch: Fetch) -> int:
+    return fetch[0].holder
 
 
 def _confirm(client: flight.FlightClient, ticket: bytes, options: flight.FlightCallOptions) -> None:

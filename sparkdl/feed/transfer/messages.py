@@ -87,6 +87,7 @@ class FeedSpec:
         host_timeout_s: after so much silence the driver gives a node's host up.
         coordinator: its URL, to ask why no node answers.
         trust: what nodes and coordinator have to show; `None` where they are not encrypted.
+        global_batch_size: of rows in a fixed order; then agents are told where partitions end.
     """
 
     feed: str
@@ -107,6 +108,7 @@ class FeedSpec:
     host_timeout_s: float = 0.0
     coordinator: str = ""
     trust: Trust | None = None
+    global_batch_size: int | None = None
 
     def check_partitions(self, partitions: int) -> None:
         named = max(self.done, default=-1) + 1
@@ -164,7 +166,11 @@ def flight_reason(error: BaseException) -> str:
 
 
 class PutHeader(msgspec.Struct, frozen=True):
-    """The feed, epoch and partition of a stream of batches."""
+    """The feed, epoch and partition of a stream of batches.
+
+    Attributes:
+        in_order: the rows may wait for those of other partitions, so all that come are taken.
+    """
 
     feed: str
     epoch: Count
@@ -172,6 +178,7 @@ class PutHeader(msgspec.Struct, frozen=True):
     partition: Count
     generation: Count = 0
     keep: bool = False
+    in_order: bool = False
 
 
 class PutAck(msgspec.Struct, frozen=True):
@@ -193,12 +200,14 @@ class PutPiece(msgspec.Struct, frozen=True):
         ranges: the numbers of its rows in the partition.
         rows, key: of a segment that was sent as a descriptor; the batch itself is empty then.
         digest: of the partition's rows so far, if rows may be fed again.
+        end: how many rows the partition has: this piece has none, and none follows.
     """
 
     ranges: tuple[tuple[Count, Count], ...]
     rows: Count = 0
     key: str = ""
     digest: Digest | None = None
+    end: Count | None = None
 
 
 class FetchTicket(msgspec.Struct, frozen=True, tag="rows"):

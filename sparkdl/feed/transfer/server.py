@@ -115,9 +115,17 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             piece = _decode(chunk.app_metadata or b"", PutPiece)
             spans = tuple((header.partition, *rows) for rows in piece.ranges)
             request = AppendRequest(
-                header.epoch, keep=header.keep, spans=spans, run=header.run, digest=piece.digest
+                header.epoch,
+                keep=header.keep,
+                spans=spans,
+                run=header.run,
+                digest=piece.digest,
+                in_order=header.in_order,
             )
-            is_stored = self._spool(spool, chunk, piece, request)
+            if piece.end is None:
+                is_stored = self._spool(spool, chunk, piece, request)
+            else:
+                is_stored = spool.note_end(header.epoch, header.partition, piece.end)
             is_closed = not is_stored or not spool.takes(header.epoch)
             writer.write(msgspec.json.encode(PutAck(is_closed)))
 
@@ -153,8 +161,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             raise flight.FlightUnavailableError("another generation of the feed runs here")
         batches, nbytes = list[pa.RecordBatch](), 0
         try:
-            for window in wanted.windows:
-                batch = spool.read(*window)
+            for batch in spool.read(wanted.windows):
                 nbytes += batch.nbytes
                 is_same = not batches or batch.schema.equals(batches[0].schema, True)
                 if batches and (nbytes > wanted.nbytes or not is_same):

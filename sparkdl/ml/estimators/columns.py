@@ -65,7 +65,7 @@ class Task:
     """
 
     columns: Columns
-    batch_size: int
+    batch_size: int | None
     epochs: int
     name: str
     validates: bool = False

@@ -124,7 +124,8 @@ class KerasEstimator(
         training = self._training(train, task)
         if self.getMode() == "jobs":
             plan = Plan(
-                self.getNumWorkers(), task.batch_size, task.epochs, task.shuffle, task.seed or 0
+                *(self.getNumWorkers(), self.getBatchSize(), task.epochs),
+                *(task.shuffle, task.seed or 0),
             )
             file, signature, summary = fit_keras(task, training, plan, dataset)
         else:

@@ -6,6 +6,7 @@ Runs in: child. The model spec and the names of inputs in the driver and in Spar
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.files import left_folder
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
+from sparkdl.feed.reader.batches import SAMPLE_WEIGHT
 from sparkdl.frameworks.keras_checkpoint import callback_for
 from sparkdl.ml.estimators.columns import (
     VALIDATION,
@@ -200,8 +202,10 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEE
     batches = tf_dataset(replace(rows, convert=Fitting.of(task, model)), None, None, ahead=2)
 
     def arrange(rows: dict[str, Any]) -> Any:
-        weight = (tf.cast(rows[_WEIGHT], tf.float32),) if _WEIGHT in rows else ()
-        return (*arranged(model, rows), *weight)
+        weights = [
+            tf.cast(rows[name], tf.float32) for name in (_WEIGHT, SAMPLE_WEIGHT) if name in rows
+        ]
+        return (*arranged(model, rows), *([math.prod(weights)] if weights else []))
 
     # Plain Python: AutoGraph would warn that it cannot transform what `arrange` calls.
     return batches.map(tf.autograph.experimental.do_not_convert(arrange))

@@ -112,17 +112,31 @@ class NetworkEstimator(
         check_types(self.getOutputTypes(), outputs)  # or the model's first transform would fail
         return {
             "columns": self._columns(),
-            "batch_size": self.getBatchSize(),
+            "batch_size": None if self._has_order else self.getBatchSize(),
             "epochs": self.getEpochs(),
             "name": self.uid,
             "validates": self.getValidationIndicatorCol() is not None,
-            "shuffle": self.getShuffle(),
+            "shuffle": self.getShuffle() and not self._has_order,  # the driver shuffles then
             "seed": self.getSeed(),
             "sparse": self.getSparse(),
             "model_dir": self.getModelDir(),
             "saves": self.getCheckpointDir() is not None,
             "callbacks": self._callbacks,
         }
+
+    @property
+    def _has_order(self) -> bool:
+        """Whether rows have a fixed order; then the size of its batches alone counts."""
+        feeding = self.getFeeding()
+        if feeding is None or feeding.global_batch_size is None:
+            return False
+        if self.isSet("batch_size"):
+            raise ConfigError(
+                f"batch_size={self.getBatchSize()} and Feeding(global_batch_size="
+                f"{feeding.global_batch_size}) are both set: nodes take slices of the global "
+                "batches. Leave batch_size out"
+            )
+        return True
 
     def _columns(self) -> Columns:
         return Columns(
@@ -132,6 +146,7 @@ class NetworkEstimator(
         )
 
     def _training(self, map_fun: Callable[[Any, Any], Any], task: Task, **options: Any) -> Training:
+        is_shuffled = self._has_order and self.getShuffle()
         return Training(
             map_fun=map_fun,
             args=task,
@@ -141,6 +156,7 @@ class NetworkEstimator(
             validation_col=self.getValidationIndicatorCol(),
             least_rows=self.getNumWorkers(),
             refuses_nulls=True,
+            order={"shuffle": "global", "seed": task.seed or 0} if is_shuffled else {},
             options={**launch_options(self._values()), **options},
         )
 

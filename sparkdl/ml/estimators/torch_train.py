@@ -313,7 +313,7 @@ class Arrange:
     def __call__(self, batch: dict[str, Any]) -> Any:
         rows = None
         if self.counts:
-            rows = int(batch[SAMPLE_WEIGHT].sum())
+            rows = int((batch[SAMPLE_WEIGHT] > 0).sum())
             batch = {n: _first(values, max(rows, 1)) for n, values in batch.items()}
         # Floats come as the model's parameters are; so do several columns that make one input.
         tensors = {tensor.name: tensor for tensor in self._inputs.values()}
@@ -431,7 +431,7 @@ class Steps(DualBase):
         from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
         rows, norms = batch[-1], []
-        if rows < 2 <= self._task.batch_size:
+        if rows < 2 <= (self._task.batch_size or 2):
             # A lone row has no variance: it takes the running statistics.
             norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.training]
             norms = [norm for norm in norms if not isinstance(norm, SyncBatchNorm)]
@@ -460,7 +460,7 @@ class Steps(DualBase):
         inputs, labels, weight, rows = batch
         count = len(next(iter(labels.values())))
         # Not compiled, because PyTorch would compile once more for a lone row.
-        is_lone = count == 1 < self._task.batch_size
+        is_lone = count == 1 < (self._task.batch_size or 2)
         output = (self.module._call_impl if is_lone else self._called[0])(**inputs)
         parts = float(rows)
         if rows and isinstance(self._task.loss, TokenLoss):

@@ -55,6 +55,7 @@ class Training:
         least_rows: to train on, and to validate with if there are such: one for each node that
             trains.
         refuses_nulls: a null ends the feeding, where numpy would have NaN for it.
+        order: of the rows to train on, by `cluster.feed`.
     """
 
     map_fun: Callable[[Any, Any], Any]
@@ -66,6 +67,7 @@ class Training:
     options: Mapping[str, Any] = field(default_factory=dict)
     least_rows: int = 1
     refuses_nulls: bool = False
+    order: Mapping[str, Any] = field(default_factory=dict)
 
     def run(
         self, dataset: DataFrame, take: Callable[[Cluster, Any], None] | None = None
@@ -151,7 +153,7 @@ class Training:
             validating = cluster.feed_async(validation, self.epochs, feed=VALIDATION)
             # By a callback, so that its readers see its end also while this thread waits below.
             validating.add_done_callback(lambda _: cluster.end_feeds(VALIDATION))
-        report = cluster.feed(training, self.epochs)
+        report = cluster.feed(training, self.epochs, **self.order)
         cluster.end_feeds(DEFAULT_FEED)
         cluster.wait()
         if validating is not None:

@@ -64,7 +64,11 @@ class ParquetSource:
         return sum(map(sum, self.row_groups))
 
     def shares(
-        self, num_nodes: int, seed: int | None = None, done: Sequence[Range] = ()
+        self,
+        num_nodes: int,
+        seed: int | None = None,
+        done: Sequence[Range] = (),
+        in_turns: bool = False,
     ) -> list[Share]:
         """Return what each node reads, see `plan`."""
         schema = self.schema.serialize().to_pybytes()
@@ -73,7 +77,7 @@ class ParquetSource:
                 *(self.storage, schema, *own_files(self.files, ranges)),
                 *(self.stored_as, self.refuses_nulls),
             )
-            for ranges in plan(self.row_groups, num_nodes, seed, done)
+            for ranges in plan(self.row_groups, num_nodes, seed, done, in_turns)
         ]
 
     def check_fits(self, num_nodes: int) -> None:
@@ -234,6 +238,7 @@ def plan(
     num_nodes: int,
     seed: int | None = None,
     done: Sequence[Range] = (),
+    in_turns: bool = False,
 ) -> list[list[FileRange]]:
     """Share out all rows except `done` ones so that the nodes' totals differ by at most one.
 
@@ -245,6 +250,7 @@ def plan(
         row_groups: for each file the rows of each of its row groups; `FileRange.file` counts them.
         seed: shuffles the row groups first; None keeps their order.
         done: numbers of rows, counted through all files.
+        in_turns: the nodes take whole row groups by turns, so that rows come in their order.
     """
     groups = list(_groups(row_groups))
     if seed is not None:
@@ -255,6 +261,8 @@ def plan(
         for part in groups
         for first, last in uncovered(*part.numbers, done)
     ]
+    if in_turns:
+        return [left[node::num_nodes] for node in range(num_nodes)]
     total = sum(part.num_rows for part in left)
     shares: list[list[FileRange]] = [[] for _ in range(num_nodes)]
     node, offset = 0, 0

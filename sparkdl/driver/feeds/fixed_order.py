@@ -1,0 +1,175 @@
+"""The rows of an epoch in a fixed order, dealt to the nodes in global batches. Pure.
+
+    order     partition 0: 0 1 2 3 4 5 6   partition 1: 0 1 2 …    or blocks of these, shuffled
+    batches   ├─────── 0 ───────┤├──────── 1 ──────────…
+    slices    ├ node 0 ┤├ node 1┤├ node 0 ┤├ node 1 …
+
+The order depends on the data, and on the call and the epoch if it is shuffled: not on the nodes,
+nor on when rows come. Rows that a checkpoint covers are left out: whole batches, so that the
+batches after them stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, groupby
+from operator import itemgetter
+from random import Random
+
+from sparkdl.control.messages import SpooledRange
+from sparkdl.control.rows import PartRows
+from sparkdl.core.row_ranges import Range, Span, add_range, merge_ranges, slice_rows, uncovered
+from sparkdl.driver.feeds.table import Assigned, RowTable, part, windows
+
+MAX_BLOCKS = 1 << 14
+"""Rows are shuffled one by one, or in so many blocks of consecutive rows if there are more."""
+_MAX_BATCHES = 1024
+"""The most that are dealt in one step, so that no message becomes too large."""
+
+
+class OrderedTable(RowTable):
+    """The rows of one epoch, see `RowTable`.
+
+    Args:
+        nodes: by rank; slice i of each batch is that of node i.
+        batch_rows: of a global batch; only the last one has fewer.
+        ends: how many rows partitions have, where that is known.
+        random: shuffles the rows, once all have come.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[int],
+        batch_rows: int,
+        ends: Mapping[int, int],
+        done: PartRows,
+        random: Random | None = None,
+    ) -> None:
+        super().__init__({}, done)
+        self._nodes, self._batch_rows = tuple(nodes), batch_rows
+        self._ends, self._are_all_here = dict(ends), False
+        self._done = {number: merge_ranges(ranges) for number, ranges in done.items()}
+        self._pieces: dict[int, list[tuple[int, int, SpooledRange]]] = {}
+        self._dealt: dict[int, list[Range]] = {}
+        self._sequence = self._data_order() if random is None else self._blocks(random)
+        self._next: deque[Span] = deque()
+        self._next_rows = 0
+
+    def _enter(self, holder: int, piece: SpooledRange, now_s: float) -> None:
+        pieces = self._pieces.setdefault(piece.partition, [])
+        insort(pieces, (piece.start, holder, piece), key=itemgetter(0))
+
+    def without_ends(self, ranges: Iterable[SpooledRange]) -> list[SpooledRange]:
+        """Note which partitions have ended; return the ranges of rows."""
+        self._ends.update({each.partition: each.start for each in ranges if not each.rows})
+        return [each for each in ranges if each.rows]
+
+    def is_complete(self, num_rows: Mapping[int, int]) -> bool:
+        """Return whether all rows have come, and are assigned."""
+        if not super().is_complete(num_rows):
+            return False
+        self._ends.update(num_rows)
+        self._are_all_here = True
+        return not self.rows_waiting
+
+    def assign(self, unread: Mapping[int, int], now_s: float) -> Assigned:
+        self.due_s = math.inf
+        rooms = {node: self._window(node) for node in unread} if self.has_rows else {}
+        # As in `RowTable`: no node has run down to half of its window.
+        if not any(2 * unread[node] < room for node, room in rooms.items()):
+            return {}
+        dealt: dict[int, list[tuple[int, SpooledRange]]] = {node: [] for node in self._nodes}
+        before = self.assigned.copy()
+        for _ in range(_MAX_BATCHES):
+            rows = self._reach()
+            is_whole = rows == self._batch_rows or (self._are_all_here and rows > 0)
+            has_room = all(unread[n] + self.assigned[n] - before[n] < rooms[n] for n in rooms)
+            if not (is_whole and has_room):
+                break
+            for i, node in enumerate(self._nodes):
+                dealt[node] += self._take_next(node, slice_rows(rows, i, len(self._nodes)))
+        else:
+            self.due_s = now_s
+        return {
+            node: [
+                window
+                for holder, group in groupby(pieces, itemgetter(0))
+                for window in windows(holder, [piece for _, piece in group])
+            ]
+            for node, pieces in dealt.items()
+            if pieces
+        }
+
+    def assign_rest(self, nodes: Sequence[int]) -> Assigned:
+        return {}
+
+    def withdraw(self) -> dict[int, list[SpooledRange]]:
+        left: dict[int, list[SpooledRange]] = {}
+        for number, pieces in self._pieces.items():
+            dealt = self._dealt.setdefault(number, [])
+            for start, holder, piece in pieces:
+                for rows in add_range(dealt, start, start + piece.rows):
+                    left.setdefault(holder, []).append(part(piece, *rows))
+        self._pieces.clear()
+        self.rows_waiting = 0
+        return left
+
+    def _reach(self) -> int:
+        """Find the rows that come next, as far as they are here; return the next batch's size."""
+        while self._next_rows < self._batch_rows and (span := next(self._sequence, None)):
+            self._next.append(span)
+            self._next_rows += span[2] - span[1]
+        return min(self._batch_rows, self._next_rows)
+
+    def _data_order(self) -> Iterator[Span | None]:
+        number = row = 0
+        while True:
+            known = self._known.get(number, [])
+            stop = known[0][1] if known and not known[0][0] else 0
+            for start, end in uncovered(row, stop, self._done.get(number, ())):
+                yield number, start, end
+            row = max(row, stop)
+            if self._ends.get(number) == row:
+                number, row = number + 1, 0
+            else:
+                yield None
+
+    def _blocks(self, random: Random) -> Iterator[Span | None]:
+        while not self._are_all_here:
+            yield None
+        ends = [0, *accumulate(self._ends[number] for number in range(len(self._ends)))]
+        rows = -(-ends[-1] // MAX_BLOCKS)
+        starts = [*range(0, ends[-1], max(1, rows))]
+        random.shuffle(starts)
+        for start in starts:
+            stop = min(start + rows, ends[-1])
+            while start < stop:
+                number = bisect_right(ends, start) - 1
+                first, last = ends[number], min(stop, ends[number + 1])
+                done = self._done.get(number, ())
+                for low, high in uncovered(start - first, last - first, done):
+                    yield number, low, high
+                start = last
+
+    def _take_next(self, node: int, rows: int) -> Iterator[tuple[int, SpooledRange]]:
+        self.assigned[node] += rows
+        self.rows_waiting -= rows
+        self._next_rows -= rows
+        while rows:
+            number, start, stop = self._next.popleft()
+            if stop - start > rows:
+                self._next.appendleft((number, start + rows, stop))
+                stop = start + rows
+            rows -= stop - start
+            add_range(self._dealt.setdefault(number, []), start, stop)
+            pieces = self._pieces[number]
+            at = bisect_right(pieces, start, key=itemgetter(0)) - 1
+            while start < stop:
+                first, holder, piece = pieces[at]
+                end = min(stop, first + piece.rows)
+                self.rows_moved += (end - start) * (holder != node)
+                yield holder, part(piece, start, end)
+                start, at = end, at + 1

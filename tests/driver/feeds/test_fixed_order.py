@@ -1,0 +1,100 @@
+"""A global batch has the same rows in any order of arrival, on any number of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from random import Random
+
+from hypothesis import given, strategies as st
+
+from sparkdl.control.messages import SpooledRange
+from sparkdl.core.row_ranges import merge_ranges, slice_rows
+from sparkdl.driver.feeds.fixed_order import OrderedTable
+from tests.driver.feeds.test_table import ROOM_NBYTES, SHORT, piece, rows_of
+
+Rows = list[tuple[int, int]]
+SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=6)
+
+
+def sequence(
+    random: Random,
+    sizes: list[int],
+    nodes: int,
+    batch: int,
+    done: Sequence[tuple[int, int]] = (),
+    key: str = "",
+) -> Rows:
+    """Return the rows of an epoch in the order of the global batches, dealt as they come."""
+    covered = {
+        part: tuple(merge_ranges((i, i + 1) for p, i in done if p == part)) for part, _ in done
+    }
+    table = OrderedTable(range(nodes), batch, {}, covered, Random(key) if key else None)
+    pieces, got = [], {node: list[tuple[int, int]]() for node in range(nodes)}
+    for part, rows in enumerate(sizes):
+        start = 0
+        while start < rows:
+            some = min(rows - start, 1 + random.randrange(20))
+            pieces.append(piece(len(pieces), start, some, part))
+            start += some
+        pieces.append(SpooledRange(-1, part, rows, 0, 0))
+    random.shuffle(pieces)
+
+    def deal() -> None:
+        assigned = table.assign(dict.fromkeys(range(nodes), SHORT), 0.0)
+        for node, ranges in assigned.items():
+            got[node] += rows_of(ranges)
+
+    for each in pieces:
+        table.add(random.randrange(nodes), table.without_ends([each]), ROOM_NBYTES, 0.0)
+        if random.random() < 0.5:
+            deal()
+    while not table.is_complete(dict(enumerate(sizes))):
+        deal()
+    assert not table.withdraw()
+    left, found = {node: iter(rows) for node, rows in got.items()}, []
+    total = sum(map(len, got.values()))
+    for first in range(0, total, batch):
+        many = min(batch, total - first)
+        for node in range(nodes):
+            found += [next(left[node]) for _ in range(slice_rows(many, node, nodes))]
+    assert len(found) == total
+    return found
+
+
+@given(
+    st.integers(0, 1 << 32),
+    SIZES,
+    st.integers(1, 5),
+    st.integers(5, 40),
+    st.sampled_from(["", "1/0"]),
+)
+def test_order_depends_on_the_data_alone(
+    seed: int, sizes: list[int], nodes: int, batch: int, key: str
+) -> None:
+    every = [(part, row) for part, rows in enumerate(sizes) for row in range(rows)]
+    alone = sequence(Random(0), sizes, 1, batch, key=key)
+    assert sequence(Random(seed), sizes, nodes, batch, key=key) == alone
+    assert sorted(alone) == every
+    if not key:
+        assert alone == every
+    elif len(every) > 20:
+        assert alone != every
+        assert sequence(Random(0), sizes, 1, batch, key="1/1") != alone, "another epoch"
+    done = alone[: batch * (seed % (1 + len(alone) // batch))]
+    assert sequence(Random(seed), sizes, nodes, batch, done, key) == alone[len(done) :]
+
+
+def test_first_batches_are_dealt_before_other_partitions_have_come() -> None:
+    table = OrderedTable([0, 1], 4, {}, {})
+    table.add(0, [piece(0, 0, 10, partition=1)], ROOM_NBYTES, 0.0)
+    assert table.assign({0: SHORT, 1: SHORT}, 0.0) == {}, "partition 0 comes first"
+    table.add(1, [piece(0, 0, 5, partition=0)], ROOM_NBYTES, 0.0)
+    assert {n: rows_of(some) for n, some in table.assign({0: SHORT, 1: SHORT}, 0.0).items()} == {
+        0: [(0, 0), (0, 1)],
+        1: [(0, 2), (0, 3)],
+    }
+    table.without_ends([SpooledRange(-1, 0, 5, 0, 0)])
+    assert rows_of(table.assign({0: SHORT, 1: SHORT}, 0.0)[0]) == [(0, 4), (1, 0), (1, 3), (1, 4)]
+    left = [*chain(*table.withdraw().values())]
+    assert [(each.partition, each.start, each.rows) for each in left] == [(1, 7, 3)]
