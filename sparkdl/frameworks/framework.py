@@ -9,7 +9,7 @@ may import the framework at the driver; `import_modules` and what follows it run
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -82,6 +82,12 @@ class Framework:
             f"framework={self.name!r} has no mesh over several nodes: launch the cluster with "
             "framework='torch' or framework='jax'"
         )
+
+    def generator(self, seed: Sequence[int]) -> Any:
+        """Return a new source of random numbers, see `ctx.generator`."""
+        import numpy as np
+
+        return np.random.default_rng(seed)
 
     def serve(self) -> None:
         """Run a server for the chief until this process is ended."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from inspect import signature
 from types import MappingProxyType
@@ -108,6 +108,11 @@ class Jax(Framework):
             _leave_without_goodbye()
         else:
             jax.distributed.shutdown()
+
+    def generator(self, seed: Sequence[int]) -> jax.Array:
+        import jax
+
+        return jax.random.key(int(super().generator(seed).integers(1 << 31)))
 
     def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> jax.sharding.Mesh:
         """Return a mesh of all nodes' devices, those of one node beside each other."""

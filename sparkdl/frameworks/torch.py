@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
@@ -18,6 +18,7 @@ from sparkdl.datasets.mesh import axis_sizes
 from sparkdl.frameworks.framework import Framework, imported, shared_cores
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -94,6 +95,12 @@ class Torch(Framework):
         if len(world.trainers) > 1 and not torch.cuda.is_available():
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         atexit.register(_destroy_process_group)
+
+    def generator(self, seed: Sequence[int]) -> torch.Generator:
+        import torch
+
+        # Mixed, because seeds of few bits make PyTorch's first numbers alike.
+        return torch.Generator().manual_seed(int(super().generator(seed).integers(1 << 62)))
 
     def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> DeviceMesh:
         """Return a mesh of all nodes that train; make the default process group if there is none.

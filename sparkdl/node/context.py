@@ -59,7 +59,8 @@ class NodeContext(LegacyContext):
         scratch: Path | None = None,
     ) -> None:
         place = (member.node.node_id, member.role.name, member.index, world.cluster_spec())
-        num_trainers, mgr = len(world.trainers), NodeManager(link)
+        has_order = spec.settings.feeding.global_batch_size is not None
+        num_trainers, mgr = len(world.trainers), NodeManager(link, has_order)
         super().__init__(*place, num_trainers, spec.default_fs, spec.working_dir, mgr, port)
         self.world = world
         self.member = member
@@ -333,6 +334,20 @@ class NodeContext(LegacyContext):
         options = {"tail": "pad", "even": self.num_workers > 1 or None, **options}
         batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
         return JaxBatches(batches, x, y, sharding, prefetch)
+
+    def generator(self, step: int, seed: int = 0) -> Any:
+        """Return a new source of random numbers, the same on all nodes and after any restart.
+
+        With `Feeding(global_batch_size=…)` draw for all rows of a batch, and take this node's:
+        `np.array_split(ctx.generator(step).random(rows), ctx.num_workers)[ctx.rank]`.
+
+        Args:
+            step: the number of the global batch, by your own count.
+
+        Returns:
+            A `torch.Generator` with PyTorch, a key with JAX, or else a `numpy.random.Generator`.
+        """
+        return framework_named(self._spec.framework).generator([seed, step])
 
     def report(self, step: int, **metrics: float) -> None:
         """Report the step this node has done, for the dashboard and the hang watch.

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from sparkdl.core.errors import RemovedError
+from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.core.files import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.datasets.tfos import DataFeed
@@ -25,8 +25,8 @@ class NodeManager:
     Its values are those of this process; `state` is `running`.
     """
 
-    def __init__(self, link: AgentLink) -> None:
-        self._link = link
+    def __init__(self, link: AgentLink, has_order: bool = False) -> None:
+        self._link, self._has_order = link, has_order
         self._values: dict[str, Any] = {"state": "running"}
 
     def data_feed(
@@ -37,6 +37,11 @@ class NodeManager:
         input_mapping: Mapping[str, str] | None,
     ) -> DataFeed:
         """Return the feed, see `LegacyContext.get_data_feed`."""
+        if self._has_order:
+            raise ConfigError(
+                "ctx.get_data_feed has batches of any size: must not be used with "
+                "Feeding(global_batch_size=…). Use ctx.batches() or ctx.dataset()"
+            )
         reader = self._link.feeds.reader(qname_in)
         return DataFeed(reader, self._link.send, train_mode, input_mapping)
 

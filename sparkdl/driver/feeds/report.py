@@ -10,6 +10,7 @@ from sparkdl.core.errors import ConfigError, FeedTimeoutError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.texts import did_you_mean, listed
 from sparkdl.driver.feeds.coverage import Call
+from sparkdl.driver.feeds.fixed_order import OrderedTable
 from sparkdl.driver.feeds.state import Action, Cutting, Delivering, Feed, Reading, Run, Warn
 
 
@@ -173,6 +174,14 @@ def stall_error(state: Delivering | Cutting | Reading) -> FeedTimeoutError:
             "that nodes or other jobs hold: look at it in the Spark UI. Raise the timeout of the "
             "feed in the first case; in the second add executors or cores, or launch with "
             "Startup(placement='detached')"
+        )
+    table = state.run.table
+    if isinstance(state, Delivering) and isinstance(table, OrderedTable) and table.rows_waiting:
+        return FeedTimeoutError(
+            f"feed {state.feed.name!r}: {table.rows_waiting} rows have come, but not the next ones "
+            f"in the order of Feeding(global_batch_size=…), for {state.run.spec.timeout_s:g} s. "
+            "If rows wait for memory, raise Feeding(memory_nbytes=…, disk_nbytes=…); otherwise "
+            "see what its Spark job waits for in the Spark UI"
         )
     return FeedTimeoutError(
         f"feed {state.feed.name!r} made no progress for {state.run.spec.timeout_s:g} s: {name} "

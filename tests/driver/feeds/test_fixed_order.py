@@ -30,7 +30,8 @@ def sequence(
         part: tuple(merge_ranges((i, i + 1) for p, i in done if p == part)) for part, _ in done
     }
     table = OrderedTable(range(nodes), batch, {}, covered, Random(key) if key else None)
-    pieces, got = [], {node: list[tuple[int, int]]() for node in range(nodes)}
+    pieces = list[SpooledRange]()
+    got = {node: list[tuple[int, int]]() for node in range(nodes)}
     for part, rows in enumerate(sizes):
         start = 0
         while start < rows:

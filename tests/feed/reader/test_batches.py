@@ -12,7 +12,8 @@ from hypothesis import given, strategies as st
 
 from sparkdl.control.channel import Consumed, Reclaim
 from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError, FrameworkMissingError
-from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
+from sparkdl.core.row_ranges import slice_rows
+from sparkdl.feed.reader.batches import EpochBatches, Names, Slices, Tail, arrange
 from sparkdl.feed.reader.cursor import HEAD_STEPS
 from tests.doubles.feeds import FEED, Arrivals, Running, vectors
 
@@ -348,3 +349,35 @@ def test_named_element(
     columns: dict[str, Any], x: Names | None, y: Names | None, element: Any
 ) -> None:
     assert arrange(columns, x, y) == element
+
+
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 4), st.sampled_from(["short", "pad"]))
+def test_slices_make_up_global_batches_and_their_weights_a_mean_over_all_rows(
+    total: int, more: int, nodes: int, tail: Tail
+) -> None:
+    size = nodes + more
+    whole, rest = divmod(total, size)
+    rows = [whole * slice_rows(size, i, nodes) + slice_rows(rest, i, nodes) for i in range(nodes)]
+    if min(rows) == 0:
+        return  # an error, as without slices
+    steps: list[list[tuple[int, float]]] = []
+    for node in range(nodes):
+        with Arrivals() as it:
+            it.rows(*[1] * rows[node])
+            it.end_epoch(0, dict(enumerate(rows)))
+            slices = Slices(size, tuple(range(nodes)), node)
+            found = list(EpochBatches(it.reader, 1, tail=tail, slices=slices))
+            assert it.consumed[0] == rows[node]
+        assert tail == "short" or {len(b["x"]) for b in found} == {slice_rows(size, 0, nodes)}
+        weights = [batch["sample_weight"] for batch in found]
+        steps.append([((w > 0).sum(), w.mean(dtype=float) / nodes) for w in weights])
+    by_step = [*zip(*steps, strict=True)]
+    assert [sum(n for n, _ in step) for step in by_step] == [size] * whole + [rest] * (rest > 0)
+    assert [sum(w for _, w in step) for step in by_step] == pytest.approx([1] * len(by_step))
+
+
+def test_rows_that_not_all_nodes_have_got_are_in_no_global_batch() -> None:
+    slices = Slices(5, (7, 3), 1)
+    assert slices.total({7: 7, 3: 5}) == 12
+    assert slices.total({7: 9, 3: 5}) == slices.total({7: 8, 3: 4}) == 10
+    assert slices.total({7: 9}) == 0

@@ -344,8 +344,8 @@ class Moves(RuleBasedStateMachine):
                 assert xs(segment) == list(assigned)
                 self.here[segment.number] = assigned.start, count
         else:
-            (rows,) = spool.read([(number, low_cut, count)])
-            assert rows.column("x").to_pylist() == list(assigned)
+            (read,) = spool.read([(number, low_cut, count)])
+            assert read.column("x").to_pylist() == list(assigned)
             spool.free(number, low_cut, count)
         self.spooled -= set(assigned)
 
