@@ -27,6 +27,15 @@ WAYS = {
     "bare loop": {"way": "bare"},
     "sparkdl, Parquet": {"way": "sparkdl", "source": "parquet"},
     "sparkdl, nodes read": {"way": "sparkdl", "source": "nodes"},
+    "in order": {"way": "sparkdl", "in_order": True},
+    "in order, nodes read": {"way": "sparkdl", "source": "nodes", "in_order": True},
+    "shuffled": {"way": "sparkdl", "source": "nodes", "shuffle": "global"},
+    "shuffled in order": {
+        "way": "sparkdl",
+        "source": "nodes",
+        "shuffle": "global",
+        "in_order": True,
+    },
     "scan": {"way": "scan"},
     "scan, touched": {"way": "scan", "touch": True},
 }
@@ -62,21 +71,30 @@ DRAINED = Row("drain: limit of a first epoch", "drain", FIRST)
 LOOPED = Row("bare loop: limit of later epochs", "bare loop", LATER)
 FIRST_SCAN = Row("scan, touched, first pass: limit of a first feed", "scan, touched", FIRST)
 SCANNED = Row("scan, touched: limit of Parquet", "scan, touched", LATER)
+FREE = Row("sparkdl, first epoch", "sparkdl", FIRST, DRAINED)
+FREE_LATER = Row("sparkdl, later epochs", "sparkdl", LATER, LOOPED)
+FREE_SCAN = Row("nodes read, first epoch", "sparkdl, nodes read", FIRST, SCANNED)
+SHUFFLED = Row("nodes read, shuffled, later epochs", "shuffled", LATER, LOOPED)
 ROWS = (
     Row(TFOS, TFOS, FIRST),
     DRAINED,
     Row("sparkdl, first epoch of the first feed", "sparkdl", COLD, DRAINED),
-    Row("sparkdl, first epoch", "sparkdl", FIRST, DRAINED),
+    FREE,
     LOOPED,
-    Row("sparkdl, later epochs", "sparkdl", LATER, LOOPED),
+    FREE_LATER,
     Row("scan, nothing touched", "scan", LATER),
     FIRST_SCAN,
     SCANNED,
     Row("nodes read, first epoch of the first feed", "sparkdl, nodes read", COLD, FIRST_SCAN),
-    Row("nodes read, first epoch", "sparkdl, nodes read", FIRST, SCANNED),
+    FREE_SCAN,
     Row("nodes read, later epochs", "sparkdl, nodes read", LATER, LOOPED),
     Row("from Parquet, first epoch", "sparkdl, Parquet", FIRST, SCANNED),
     Row("from Parquet, later epochs", "sparkdl, Parquet", LATER, LOOPED),
+    Row("in a fixed order, first epoch", "in order", FIRST, FREE),
+    Row("in a fixed order, later epochs", "in order", LATER, FREE_LATER),
+    Row("in a fixed order, nodes read, first epoch", "in order, nodes read", FIRST, FREE_SCAN),
+    SHUFFLED,
+    Row("in a fixed order, shuffled", "shuffled in order", LATER, SHUFFLED),
 )
 
 

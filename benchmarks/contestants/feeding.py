@@ -154,7 +154,7 @@ def map_fun(args: argparse.Namespace, ctx: Any) -> Records:
     touch, records = Touch(), []
     mark(args.folder)
     for feed in ["cold"] + ["input"] * args.epochs:
-        for batch in ctx.batches(BATCH_ROWS, feed=feed):
+        for batch in ctx.batches(None if args.in_order else BATCH_ROWS, feed=feed):
             touch(batch)
         records.append(touch.record())
     return records
@@ -170,10 +170,15 @@ def by_sparkdl(args: argparse.Namespace, lines: TextIO) -> None:
     ):
         data = spark.read.parquet(args.path)
         drain(data)
-        with sparkdl.launch(spark, map_fun, args, nodes=NODES, framework="plain") as cluster:
+        size = BATCH_ROWS * NODES if args.in_order else None
+        feeding = sparkdl.Feeding(global_batch_size=size)
+        with sparkdl.launch(
+            spark, map_fun, args, nodes=NODES, framework="plain", feeding=feeding
+        ) as cluster:
             wait_for_marks(args.folder, _DEADLINE_S)
             source = f"{args.path}/*.parquet" if args.source == "parquet" else data
-            feed = partial(cluster.feed, source, reader=READERS[args.source])
+            order = {"reader": READERS[args.source], "shuffle": args.shuffle or None}
+            feed = partial(cluster.feed, source, **order)
             starts = [moment()]
             feed(feed="cold")
             starts.append(moment())
@@ -344,7 +349,7 @@ WAYS = {
 
 
 def main() -> None:
-    args = arguments(source="dataframe", touch=False)
+    args = arguments(source="dataframe", touch=False, in_order=False, shuffle="")
     if "node" in args:
         be_node(args)
     else:

@@ -24,10 +24,10 @@ from sparkdl.control.rows import PartRows
 from sparkdl.core.row_ranges import Range, Span, add_range, merge_ranges, slice_rows, uncovered
 from sparkdl.driver.feeds.table import Assigned, RowTable, part, windows
 
-MAX_BLOCKS = 1 << 14
-"""Rows are shuffled one by one, or in so many blocks of consecutive rows if there are more."""
-_MAX_BATCHES = 1024
-"""The most that are dealt in one step, so that no message becomes too large."""
+MANY_BLOCKS, BATCH_BLOCKS = 1 << 12, 16
+"""Rows are shuffled in so many blocks of consecutive rows, or in more that so many make a batch."""
+_MAX_BATCHES, _MAX_AHEAD = 1024, 8192
+"""The most that are dealt in one step, so that no message becomes too large, and in advance."""
 
 
 class OrderedTable(RowTable):
@@ -77,7 +77,9 @@ class OrderedTable(RowTable):
 
     def assign(self, unread: Mapping[int, int], now_s: float) -> Assigned:
         self.due_s = math.inf
-        rooms = {node: self._window(node) for node in unread} if self.has_rows else {}
+        # Slices are even, whoever is slow, so a limit only bounds the ranges that wait at agents.
+        many = _MAX_AHEAD * self._batch_rows // len(self._nodes)
+        rooms = {n: max(many, self._window(n)) for n in unread} if self.has_rows else {}
         # As in `RowTable`: no node has run down to half of its window.
         if not any(2 * unread[node] < room for node, room in rooms.items()):
             return {}
@@ -141,8 +143,8 @@ class OrderedTable(RowTable):
         while not self._are_all_here:
             yield None
         ends = [0, *accumulate(self._ends[number] for number in range(len(self._ends)))]
-        rows = -(-ends[-1] // MAX_BLOCKS)
-        starts = [*range(0, ends[-1], max(1, rows))]
+        rows = max(1, min(-(-ends[-1] // MANY_BLOCKS), self._batch_rows // BATCH_BLOCKS))
+        starts = [*range(0, ends[-1], rows)]
         random.shuffle(starts)
         for start in starts:
             stop = min(start + rows, ends[-1])
