@@ -117,6 +117,13 @@ LISTS = pa.record_batch(
 )
 
 
+def test_arrays_of_different_lengths_are_refused_without_padding() -> None:
+    with Arrivals() as it:
+        it.batch(LISTS)
+        with pytest.raises(FeedTypeError, match=r"different lengths.*pad=\{'ids': None\}"):
+            dataset(it, "ids", batch_size=3)
+
+
 @pytest.mark.parametrize("length", [None, 4])
 def test_padded_arrays_are_tensors_with_lengths_and_masks(length: int | None) -> None:
     from sparkdl.datasets.tensorflow import tf_dataset

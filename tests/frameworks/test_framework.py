@@ -35,12 +35,11 @@ def test_framework_without_meshes_says_which_have_them() -> None:
         Framework().mesh({"data": 2}, world=None, member=None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("framework", "name"), [(Torch(), "torch"), (Jax(), "jax"), (TensorFlow(), "tensorflow")]
-)
+@pytest.mark.parametrize("kind", [Torch, Jax, TensorFlow])
 def test_missing_framework_says_what_to_install(
-    framework: Framework, name: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[Framework], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name = kind.__name__.lower()
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(FrameworkMissingError, match=f"'?{name}'?.*pip install {name}"):
-        framework.import_modules()
+    with pytest.raises(FrameworkMissingError, match=f"{name}.*pip install {name}"):
+        kind().import_modules()
