@@ -43,8 +43,8 @@ PINNED = ("pytest", "pytest-xdist")
 TOOLS = ("pytest-timeout", "hypothesis")
 EXTRAS = "demo,tls,tuning"
 TESTS = (
-    *("tests/data", "tests/values", "tests/storage/parquet/test_source_integration.py"),
-    *("tests/feed/test_types_integration.py", "tests/driver/test_payload.py"),
+    *("tests/data", "tests/values", "tests/feed/test_types_integration.py"),
+    *("tests/driver/test_payload.py",),
     *("tests/driver/executors/test_spark_integration.py", "tests/tfos/test_dfutil_integration.py"),
     *("tests/driver/executors/test_parquet_scan_integration.py", "tests/test_spark_versions.py"),
     *("tests/driver/executors/test_scored_integration.py", "tests/ml/scoring/test_share.py"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.core.failure import Failure, FailureKind, status_in_words
+from sparkdl.core.failure import Failure, FailureKind
 
 
 def failure(kind: FailureKind, message: str = "", **fields: object) -> Failure:
@@ -54,8 +54,3 @@ def test_story_that_python_cannot_explain_hints_at_places(kind: FailureKind, set
     headline, hint = failure(kind, exit_code=1, signal_number=9).describe().split("\n", 1)
     assert "worker:1" in headline
     assert setting in hint
-
-
-@pytest.mark.parametrize(("status", "words"), [(3, "exit code 3"), (-9, "SIGKILL")])
-def test_status_is_said_in_words(status: int, words: str) -> None:
-    assert status_in_words(status) == words

@@ -67,14 +67,3 @@ def test_writing_that_fails_leaves_what_was(spark_local: SparkSession, tmp_path:
         write_tfrecords(bad, str(tmp_path))
     assert files(tmp_path) == ["old"]
     assert old.read_bytes() == before
-
-
-def test_a_damaged_file_is_named_with_the_place(spark_local: SparkSession, tmp_path: Path) -> None:
-    record = example({"id": (Kind.INT64, [1])})
-    path = write(tmp_path / "a", [record] * 3)
-    data = bytearray(path.read_bytes())
-    data[-6] ^= 1
-    path.write_bytes(data)
-    frame = read_tfrecords(spark_local, str(tmp_path), "id bigint")
-    with pytest.raises(Exception, match=f"RecordError: {path}, byte {2 * (len(record) + 16)}: "):
-        frame.collect()

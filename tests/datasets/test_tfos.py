@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 from pyspark.sql import Row
@@ -129,13 +128,6 @@ def test_input_mapping_gives_lists_by_tensor_in_the_order_of_sorted_columns(fed:
         batch = feed.next_batch(2)
         assert isinstance(batch, dict)
         assert list(batch.items()) == [("tensor_a", [1, 2]), ("tensor_b", [10, 20])]
-
-
-def test_input_mapping_of_a_dataframe_goes_by_name() -> None:
-    with Arrivals() as it:
-        feed = train(it, input_mapping=MAPPING)
-        it.batch(pa.record_batch({"c": [0], "b": [10], "a": [1]}))
-        assert feed.next_batch(1) == {"tensor_a": [1], "tensor_b": [10]}
 
 
 def test_batch_never_holds_rows_of_two_partitions_that_come_at_once() -> None:

@@ -76,37 +76,3 @@ def test_workers_end_with_their_node(start: str, tmp_path: Path) -> None:
 
 def is_child(process: psutil.Process) -> bool:
     return "sparkdl.node.child" in process.cmdline()
-
-
-def train_compiled(_: Any, ctx: NodeContext) -> dict[str, Any]:
-    """Train a compiled module on batches of which the last ones are short."""
-    import torch
-    from torch._dynamo.utils import counters
-
-    class Scale(torch.nn.Module):  # type: ignore[misc] # imported late
-        def __init__(self) -> None:
-            super().__init__()
-            self.factor = torch.nn.Parameter(torch.ones(1))
-
-        def forward(self, x: Any) -> Any:
-            return x.float() * self.factor
-
-    model, sizes = Scale(), []
-    model.compile(backend="eager")
-    for _epoch in range(2):
-        for batch in torch.utils.data.DataLoader(ctx.torch_dataset(8, "value"), batch_size=None):
-            model(batch).sum().backward()
-            sizes.append(len(batch))
-    graphs = counters["stats"]["unique_graphs"]
-    return {"sizes": sizes, "graphs": graphs, "keys": [*model.state_dict()]}
-
-
-@pytest.mark.smoke
-def test_compiled_module_is_compiled_once_more_for_short_batches_and_has_plain_keys() -> None:
-    with launch(train_compiled, framework="torch") as cluster:
-        cluster.feed(range(101), epochs=2)
-        results = cluster.results(60)
-    for result in results:
-        assert len({*result["sizes"]}) > 1
-        assert result["graphs"] == 2
-        assert result["keys"] == ["factor"]

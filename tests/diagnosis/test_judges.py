@@ -39,12 +39,6 @@ def test_another_package_that_hides_sparkdl_is_a_problem() -> None:
     assert "b (10.0.0.2): import sparkdl finds another package, at /old/sparkdl" in problem
 
 
-def test_versions_that_agree_are_one_line() -> None:
-    (check,) = judges.judge_versions(DRIVER, [A, B])
-    assert check.verdict == "ok"
-    assert check.finding.startswith("driver and 2 executors: Python 3.11.7, sparkdl 0.1.0")
-
-
 @pytest.mark.parametrize(
     ("name", "version", "verdict"),
     [

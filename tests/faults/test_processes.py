@@ -197,24 +197,6 @@ def test_driver_within_one_call_that_keeps_pythons_lock_loses_nobody() -> None:
         assert cluster.results(SOON_S) == [[0, 2, 4]] * 2
 
 
-def use_it_up(args: Any, ctx: NodeContext) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    more_nbytes = psutil.Process().memory_info().vms + (256 << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (more_nbytes, hard))
-    kept = []
-    while True:
-        kept.append(bytearray(1 << 25))
-
-
-def test_memory_that_is_used_up_is_the_root_cause_with_the_line_that_asked_for_it() -> None:
-    with pytest.raises(NodeFailedError) as caught, launch(use_it_up, nodes=1) as cluster:
-        cluster.wait(SOON_S)
-    cause = caught.value.root_cause
-    assert (cause.node, cause.kind) == ("worker:0", "exception")
-    assert cause.exception_type == "builtins.MemoryError"
-    assert "kept.append" in cause.traceback
-
-
 def print_much_and_fail(args: str, ctx: NodeContext) -> None:
     """Print beyond all pipes and limits, on a disk that takes no byte more."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

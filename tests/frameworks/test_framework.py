@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.frameworks.framework import Framework
+from sparkdl.frameworks.jax import Jax
+from sparkdl.frameworks.tensorflow import TensorFlow
+from sparkdl.frameworks.torch import Torch
 
 
 @pytest.mark.parametrize(
@@ -28,3 +33,13 @@ def test_broken_connection_in_a_collective_is_another_nodes_fault(text: str, is_
 def test_framework_without_meshes_says_which_have_them() -> None:
     with pytest.raises(ConfigError, match=r"framework='plain' has no mesh.*framework='torch'"):
         Framework().mesh({"data": 2}, world=None, member=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Torch, Jax, TensorFlow])
+def test_missing_framework_says_what_to_install(
+    kind: type[Framework], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = kind.__name__.lower()
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(FrameworkMissingError, match=f"{name}.*pip install {name}"):
+        kind().import_modules()

@@ -26,15 +26,6 @@ def test_nodes_of_one_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> N
     assert "PJRT_NPROC" not in Jax().environment(world, world.members[0], spec)
 
 
-def test_missing_jax_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr("sparkdl.frameworks.framework.import_module", missing)
-    with pytest.raises(FrameworkMissingError, match=r"No module named 'jax'.*pip install jax"):
-        Jax().import_modules()
-
-
 def test_jax_that_is_too_old_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def initialize(coordinator_address: str, initialization_timeout: int = 300) -> None:
         """As in JAX 0.4."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.core.errors import ConfigError, EndOfFeedError
-from sparkdl.datasets.tensorflow import readers_of
+from sparkdl.core.errors import ConfigError
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
 from tests.frameworks.programs.models import strategy_of_workers
@@ -257,47 +256,6 @@ def test_fit_that_is_stopped_early_ends_the_feeds_it_reads(pair: Lab) -> None:
     evaluating.result(SOON_S)
     results = pair.results()
     assert [len(result["history"]["loss"]) for result in results] == [2, 2]
-
-
-def beyond(args: None, ctx: NodeContext) -> dict[str, Any]:
-    """Ask Keras for more than feeds have: epochs, steps, evaluations."""
-    import keras
-
-    def fed(feed: str) -> Any:
-        return ctx.dataset(8, x="x", y="y", feed=f"keras-{feed}")
-
-    def fitted(feed: str, **options: Any) -> Any:
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        data = fed(feed)
-        told: list[int] = []
-        ended = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: told.append(epoch))
-        history = model.fit(data, verbose=0, callbacks=[ended, *options.pop("also", [])], **options)
-        losses = history.history["loss"]
-        assert len(losses) == len(told)
-        return model, data, losses
-
-    stopping = keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)
-    model, data, losses = fitted("input", epochs=5, also=[stopping])
-    found = {"input": losses, "best": stopping.best}
-    found["gaps"] = fitted("gaps", epochs=9)[2]
-    found["counted"] = fitted("counted", epochs=5, steps_per_epoch=10)[2]
-    refused = []
-    evaluated = fed("eval")
-    calls: list[Callable[[], Any]] = [
-        lambda: model.fit(data, verbose=0),
-        lambda: model.evaluate(data, verbose=0),
-        lambda: model.predict(data, verbose=0),
-        lambda: fitted("long", epochs=3, validation_data=evaluated),
-    ]
-    for call in calls:
-        try:
-            call()
-        except EndOfFeedError as error:
-            refused.append(str(error))
-    for reader in readers_of(fed("long")):
-        reader.terminate()
-    return {**found, "refused": refused}
 
 
 def test_two_workers_end_fit_at_the_same_epoch_and_with_it_all_its_feeds(

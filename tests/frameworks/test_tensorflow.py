@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, Member, World, build_world
@@ -56,12 +54,6 @@ def test_evaluator_is_listed_for_itself_only() -> None:
     assert chief["cluster"] == {"chief": ["h:0"], "worker": ["h:2"]}
     assert evaluator["cluster"] == {**chief["cluster"], "evaluator": ["h:1"]}
     assert evaluator["task"] == {"type": "evaluator", "index": 0}
-
-
-def test_missing_tensorflow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(FrameworkMissingError, match="pip install tensorflow"):
-        TensorFlow().import_modules()
 
 
 def test_errors_of_others_are_not_lost_ports() -> None:

@@ -10,7 +10,7 @@ import pytest
 import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.keras.callbacks import Log
-from sparkdl.horovod.spark import run, run_elastic
+from sparkdl.horovod.spark import run_elastic
 from sparkdl.node.error_lines import MARK, unmarked
 
 if TYPE_CHECKING:
@@ -62,11 +62,6 @@ def test_processes_on_spark_print_messages_alone_unless_all_is_asked_for(
     else:
         assert sorted(lines) == ["first of 0", "first of 1", "second", "second"]
         assert "error line" not in out + err
-
-
-def test_too_few_slots_are_an_error_before_the_start(spark_local: SparkSession) -> None:
-    with pytest.raises(ConfigError, match="99 nodes need 99 task slots"):
-        run(print, num_proc=99, verbose=0)
 
 
 def test_run_without_a_session_says_so() -> None:

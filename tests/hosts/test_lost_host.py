@@ -115,10 +115,3 @@ def test_paused_host_loses_no_row(bed: Bed, pause_s: float) -> None:
     assert_trained(driver)
     has_begun_again = "restart 1 of" in driver.tail(400)
     assert has_begun_again == (pause_s > 60.0)
-
-
-@pytest.mark.parametrize("lose", [Host.lose_what_comes, Host.lose_what_goes])
-def test_cut_of_one_direction_is_a_lost_host(bed: Bed, lose: Callable[[Host], None]) -> None:
-    driver = trained_until_checkpoint(bed)
-    lose_h2(bed, driver, lose)
-    assert_trained(driver)

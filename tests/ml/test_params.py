@@ -21,16 +21,6 @@ from sparkdl.ml.params import TABLE
 from sparkdl.ml.scoring.model import KerasModel, TFModel, TorchModel
 
 # TensorFlowOnSpark 2.2.5's, from the constructors of its TFEstimator and TFModel
-ESTIMATOR = {
-    "input_mapping": {}, "cluster_size": 1, "num_ps": 0, "driver_ps_nodes": False, "input_mode": 1,
-    "master_node": "chief", "protocol": "grpc", "tensorboard": False, "model_dir": None,
-    "export_dir": None, "tfrecord_dir": None, "batch_size": 100, "epochs": 1, "readers": 1,
-    "steps": 1000, "grace_secs": 30,
-}  # fmt: skip
-MODEL = {
-    "input_mapping": {}, "output_mapping": {}, "batch_size": 100, "model_dir": None,
-    "export_dir": None, "signature_def_key": None, "tag_set": None,
-}  # fmt: skip
 OTHER = {
     "input_mapping": {"a": "b"}, "output_mapping": {"c": "d"}, "driver_ps_nodes": True,
     "input_mode": 1, "master_node": "master", "protocol": "rdma", "tensorboard": True,
@@ -39,12 +29,6 @@ OTHER = {
 
 def train_fn(args: Any, ctx: Any) -> None:
     """Do nothing."""
-
-
-def test_estimator_and_model_have_the_defaults_they_always_had() -> None:
-    for stage, defaults in ((TFEstimator(train_fn, {}), ESTIMATOR), (TFModel({}), MODEL)):
-        found = {name: stage.getOrDefault(name) for name in defaults}
-        assert found == defaults
 
 
 @pytest.mark.parametrize(

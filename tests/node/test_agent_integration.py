@@ -131,16 +131,6 @@ def test_stop_is_term_then_kill_after_the_grace(node: NewNode, map_fun: MapFun) 
     assert all_gone([pair.child])
 
 
-def test_child_dies_with_its_agent(node: NewNode) -> None:
-    one = node(hang).start()
-    pair = one.in_map_fun()
-    pair.agent.kill()
-    assert all_gone([pair.child])
-    state = one.wait(lambda view: isinstance(view.state, states.Failed))
-    assert isinstance(state, states.Failed)
-    assert [failure.kind for failure in state.failures] == ["lost"]
-
-
 @pytest.mark.parametrize("goes", ["the owner, which holds its input", "the coordinator"])
 def test_agent_dies_with_what_it_serves(node: NewNode, goes: str) -> None:
     one = node(ignore_term).start()

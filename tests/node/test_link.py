@@ -202,6 +202,8 @@ def test_closed_link_fails_every_wait() -> None:
         with pytest.raises(FeedClosedError, match="agent of this node is gone"):
             late.take(late.claim())
         with pytest.raises(FeedClosedError, match="agent of this node is gone"):
+            late.peek_batch()
+        with pytest.raises(FeedClosedError, match="agent of this node is gone"):
             ends.link.send(channel.Consumed("input"))
         with pytest.raises(FeedClosedError, match="before the training began"):
             ends.begun()

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-import sparkdl
 from sparkdl.core import settings
 from sparkdl.core.errors import RemovedError
 from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
@@ -159,10 +158,6 @@ def test_variable_of_the_table_is_read_or_does_not_matter(name: str) -> None:
     source = "".join(inspect.getsource(module) for module in (settings, util, resources))
     does_not_matter = ("SPARK_REUSE_WORKER",)
     assert (f'"{name}"' in source) == (name not in does_not_matter)
-
-
-def test_surface_has_the_version_that_it_has_the_names_of() -> None:
-    assert sparkdl.tfos.__version__ == "2.2.5"
 
 
 def test_command_of_the_page_makes_imports_ours(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from sparkdl.control.values import decode_value
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError
 from sparkdl.core.options import Feeding
 from sparkdl.driver.executors import local
@@ -47,16 +46,6 @@ def expected(number: int, count: int, argv0: str = "") -> str:
 
 def told(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
-
-
-def test_task_runs_each_of_its_numbers_in_a_process_of_its_own(tmp_path: Path) -> None:
-    """As a Spark task does, without Spark."""
-    one = TFParallel.Run(tell, 5, "file://", os.getcwd())
-    task = TFParallel.RunTask(one, {"folder": str(tmp_path)})
-    rows = [row for batch in task(numbers(3, 4)) for row in batch.to_pylist()]
-    returned = {row["run"]: decode_value(row["returned"]) for row in rows}
-    assert returned == {number: {"run": number} for number in (3, 4)}
-    assert told(tmp_path) == {f"run-{i}": expected(i, 5) for i in (3, 4)}
 
 
 def test_task_hands_on_gpus_of_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,6 @@ def test_dates_are_days_and_other_times_microseconds(values: Any, integers: list
     assert found.tolist() == integers
 
 
-def test_numbers_and_texts_stay_what_they_are() -> None:
-    for values in (np.arange(3.0), np.array(["a"], object)):
-        assert as_numbers("c", values) is values
-
-
 def test_nat_is_no_time() -> None:
     with pytest.raises(FeedTypeError, match="column 'c' holds NaT"):
         as_numbers("c", np.array(["NaT"], "M8[us]"))

@@ -8,10 +8,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
-import pyarrow as pa
 import pytest
 
 from sparkdl.core.deadline import Deadline
@@ -59,26 +57,6 @@ def test_nodes_inside_a_spark_task_share_out_its_gpus(monkeypatch: pytest.Monkey
     ]
     monkeypatch.setattr(local, "assigned_gpus", lambda: None)
     assert {gpus for _node, gpus in local._with_gpus(spec, spec.nodes)} == {None}
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        [1, 2, 3],
-        (1, 2, 3),
-        range(1, 4),
-        iter([1, 2, 3]),
-        {1, 2, 3},
-        [[1], [2], [3]],
-        pa.table({"x": [1, 2, 3]}),
-        [pa.table({"x": [1]}), pa.table({"x": [2, 3]})],
-    ],
-    ids=lambda data: type(data).__name__,
-)
-def test_tables_and_iterables_of_rows_become_batches(data: Any) -> None:
-    parts = local._partitions(data)
-    batches = [batch for part in parts for batch in local._batches(part)]
-    assert sum(batch.num_rows for batch in batches) == 3
 
 
 def test_agent_that_ends_late_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PythonException
-from pyspark.ml.linalg import Vectors, VectorUDT
-from pyspark.sql.types import FloatType, LongType, StructField, StructType
+from pyspark.sql.types import FloatType, StructField, StructType
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
@@ -43,9 +42,7 @@ def score(args: str, ctx: NodeContext) -> None:
 
 RESULTS: dict[str, Any] = {
     "scalar": lambda row: row.id / 2,
-    "list": lambda row: [float(i) for i in range(row.id % 4)],
     "dict": lambda row: {"half": row.id / 2, "name": f"n{row.id}"},
-    "misfit": lambda row: "text" if row.id >= 14 else 1.0,  # 7 are answered at a time
 }
 
 
@@ -139,34 +136,8 @@ def test_results_of_dataframes_need_schema_and_no_job(
     kept = cluster.infer(frame.where("id < 0"), schema="half double, name string")
     assert kept.dtypes == [("id", "bigint"), ("half", "double"), ("name", "string")]
     assert kept.collect() == []
-    with pytest.raises(ConfigError, match="two columns 'id'"):
-        cluster.infer(frame, schema="id double")
-    with pytest.raises(ConfigError, match="no schema of Spark"):
-        cluster.infer(frame, schema="half doubl")
     with pytest.raises(PythonException, match=r"has undeclared 'name'.* Name the same fields"):
         cluster.infer(frame, schema="half double").collect()
-
-
-@pytest.mark.smoke
-def test_results_of_any_size_and_vectors_in(spark_local: SparkSession, scorer: Scorer) -> None:
-    vectors = spark_local.createDataFrame(
-        [(i, Vectors.dense(float(i))) for i in range(20)],
-        StructType([StructField("id", LongType(), False), StructField("v", VectorUDT())]),
-    )
-    cluster = scorer.answer("list")
-    scored = cluster.infer(vectors, schema="p array<float>").collect()
-    assert [row.p for row in scored] == [[float(j) for j in range(i % 4)] for i in range(20)]
-    assert [row.v for row in scored] == [Vectors.dense(float(i)) for i in range(20)]
-    numbers = spark_local.range(9).rdd
-    assert cluster.infer(numbers).collect() == [[float(j) for j in range(i % 4)] for i in range(9)]
-
-
-def test_misfit_names_the_column_and_the_value(spark_local: SparkSession, scorer: Scorer) -> None:
-    frame = spark_local.range(30, numPartitions=1)
-    cluster = scorer.answer("misfit")
-    with pytest.raises(PythonException, match="'p' is declared as float, and a result is a str"):
-        cluster.infer(frame, schema="p float").collect()
-    assert cluster.infer(frame.limit(5), schema="p float").count() == 5  # the cluster lives
 
 
 @pytest.mark.smoke

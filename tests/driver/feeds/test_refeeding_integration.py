@@ -9,7 +9,6 @@ import json
 import os
 import signal
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,37 +23,13 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.node.context import NodeContext
-from tests.doubles.gates import Gate
-from tests.doubles.nodes import SOON_S, launch, processes
+from tests.doubles.nodes import SOON_S, launch
 
 ROWS = 400
 
 
 def table(start: int, stop: int) -> pa.Table:
     return pa.table({"value": range(start, stop)})
-
-
-def read_all(gate: Gate, ctx: NodeContext) -> list[int]:
-    """Read the feed to its end; meet the test in generation 0."""
-    rows: list[int] = []
-    feed = ctx.get_data_feed()
-    while not feed.should_stop():
-        rows += feed.next_batch(10)
-    if ctx.generation == 0 and ctx.rank == 1:
-        gate.wait()
-    return rows
-
-
-def test_rows_are_fed_again_when_no_call_is_under_way_and_the_end_waits(tmp_path: Path) -> None:
-    """A node dies when all have been told of the end."""
-    gate = Gate.at(tmp_path / "gate")
-    with launch(read_all, gate, max_restarts=1) as cluster, ThreadPoolExecutor(1) as pool:
-        for start in range(0, 100, 20):
-            cluster.feed(range(start, start + 20))
-        results = pool.submit(cluster.results)
-        with gate.wait_until_reached():
-            processes()["worker:1"].child.kill()
-        assert sorted(row for rows in results.result(3 * SOON_S) for row in rows) == [*range(100)]
 
 
 def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from sparkdl.driver.feeds.state import Feed, Nodes, Run
 from sparkdl.feed.transfer.messages import FeedSpec
 
 SPEC = ClusterSpec("c", plan_nodes(2))
-NAMES = {0: "worker:0", 1: "worker:1"}
 
 
 def test_nodes_that_read_what_nobody_feeds_are_named_with_what_is_fed() -> None:

@@ -152,22 +152,6 @@ def test_node_that_waits_with_all_its_rows_gets_more() -> None:
     assert len(play.seen({"rows_received": 2})) == 2, "one message for each node: both get two rows"
 
 
-def test_rest_of_an_epoch_without_a_row_for_each_node_comes_first_in_the_next_one() -> None:
-    play = Play()
-    play.asked()
-    play.say(fs.JobEnded(1, (FedPartition(0, 4), FedPartition(1, 1))))
-    history = play.state.feed.history
-    history.mark_covered(history.coverage(0, [{0: {0: ((0, 4),)}}]))
-    play.seen(generation=1, world=world_of(2, 1))
-    (start,) = play.expire()
-    assert start.spec.skipped == {0}
-    play.spooled(1, part=1, generation=1)
-    *_, cut = play.say(fs.JobEnded(2, (FedPartition(0), FedPartition(1, 1))))
-    assert cut == fs.Send(FeedCut("input", 0), BOTH, 1), "a skipped partition has no number of rows"
-    end, *_ = play.seen({"cut": EpochCount(0, 1)}, {"cut": EpochCount(0, 0)})
-    assert end == fs.Send(EpochEnd("input", 0, {0: 1, 1: 0}, goes_on=True), BOTH, 1)
-
-
 def test_rows_are_retained_for_a_shuffle_that_follows() -> None:
     for epochs in (1, 2):
         begin, _ = Play().asked(epochs, shuffle="global")
@@ -275,18 +259,6 @@ def test_next_generation_cancels_the_last_job_and_finds_what_agents_still_have()
     assert start.spec.run == first.spec.run, "so that they are found after another restart too"
     assert start.spec.done == {0: ((0, 3),)}, "these are here, and are not brought again"
     assert start.spec.generation == 1
-
-
-def test_rows_that_cannot_be_read_end_the_call() -> None:
-    play = Play()
-    play.asked()
-    play.spooled(4, 4)
-    problem = "worker:1 could not read its share: no such file"
-    assert play.seen({"problem": problem, "began": 0}) == [fs.CancelJob(1), CUT_SHORT]
-    *_, answer = play.seen({"cut": EpochCount(0)}, {"cut": EpochCount(0)})
-    assert isinstance(answer, fs.Answer)
-    assert isinstance(answer.value, errors.ReadError)
-    assert problem in str(answer.value)
 
 
 def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -> None:

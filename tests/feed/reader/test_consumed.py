@@ -282,19 +282,6 @@ def test_epochs_that_need_not_be_told_any_more_are_forgotten() -> None:
         assert len(it.reader._cursor.consumed._segments) == 4
 
 
-def test_what_reads_ahead_must_be_told_how_much_was_used() -> None:
-    with Numbered() as it:
-        it.rows(10)
-        reading = iter(EpochBatches(it.reader, 2))
-        it.reader.read_ahead(None)
-        assert it.position(None) == []
-        for _ in range(3):
-            next(reading)
-        with pytest.raises(ConfigError, match=r"Pass batches="):
-            it.position(None)
-        assert it.position(1) == [(0, 0), (0, 1)]
-
-
 def test_epoch_that_the_training_has_read_to_its_end_is_not_read_ahead() -> None:
     with Numbered() as it:
         for epoch in range(2):
@@ -335,10 +322,3 @@ def test_feed_beside_the_counted_one_counts_whole_epochs(caplog: pytest.LogCaptu
 def test_position_of_a_feed_that_nobody_notes_is_an_error() -> None:
     with Arrivals() as it, pytest.raises(ConfigError, match="launch with checkpoint_dir"):
         it.reader.position(0)
-
-
-def test_segment_behind_a_forgotten_one_is_numbered_on() -> None:
-    rows = ConsumedRows("input", is_wanted=True)
-    assert rows.append_segment(0, 0, 10) == 0
-    rows.forget(1)
-    assert rows.append_segment(1, 1, 5) == 10

@@ -9,7 +9,7 @@ import pytest
 
 from sparkdl.control.channel import Reclaim, Release, Reopened, Terminated
 from sparkdl.control.messages import EpochEnd, FeedBegin
-from sparkdl.core.errors import ConfigError, FeedClosedError
+from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader
 from tests.doubles.feeds import FEED, Arrivals, NoticingCondition, Running, item, numbers
@@ -125,16 +125,6 @@ def test_peek_waits_for_the_first_segment_and_leaves_it() -> None:
         assert isinstance(it.reader.take(owner), EpochEnd)
         it.reader.finish_epoch(owner)
         assert first_row(it.reader.take(owner)) == 0
-
-
-def test_wait_ends_with_an_error_when_the_agent_is_gone() -> None:
-    with Arrivals() as it:
-        owner = it.reader.claim()
-        taking = Running(lambda: it.reader.take(owner))
-        it.reader.on_agent_lost()
-        for wait in (taking.result, it.reader.peek_batch):
-            with pytest.raises(FeedClosedError, match="agent of this node is gone"):
-                wait()
 
 
 def test_terminated_reader_drops_everything_and_tells_the_agent_once() -> None:

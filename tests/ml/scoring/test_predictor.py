@@ -16,7 +16,7 @@ from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.ml.scoring.describe import signature_of
 from sparkdl.ml.scoring.loaded import load, predictor
 from sparkdl.ml.scoring.predictor import load_function
-from sparkdl.ml.scoring.source import ModelSource, Signature, Tensor, source_of, source_of_content
+from sparkdl.ml.scoring.source import ModelSource, source_of, source_of_content
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 
@@ -40,18 +40,6 @@ def test_every_format_gives_what_the_model_gives(saved: Saved, kind: str) -> Non
     assert (given.name, given.dtype, given.shape) == ("x", "float32", (None, 3))
     assert (result.dtype, result.shape) == ("float32", (None, 2))
     assert np.allclose(found({"x": X})[result.name], linear(X))
-
-
-def test_several_inputs_and_outputs_go_by_name(saved: Saved) -> None:
-    found = load(source_of(saved.two))
-    assert found.signature == Signature(
-        (Tensor("left", "float32", (None, 2)), Tensor("right", "float32", (None, 1))),
-        (Tensor("sum", "float32", (None, 2)), Tensor("twice", "float32", (None, 1))),
-    )
-    right = np.array([[1], [2]], np.float32)
-    outputs = found({"right": right, "left": np.ones((2, 2), np.float32)})
-    assert outputs["sum"].tolist() == [[2, 2], [3, 3]]
-    assert outputs["twice"].tolist() == [[2], [4]]
 
 
 def test_saved_model_has_signatures_of_text_and_of_any_shape(saved: Saved) -> None:
