@@ -26,7 +26,7 @@ WAYS = {
 
 def texts(parsed: argparse.Namespace) -> None:
     """Compare ways to embed sentences with the model in `--model`, and to continue them."""
-    ways = {"embeddings": {"generates": False}, "32 new tokens": {"generates": True}}
+    ways = {"embeddings": {"generates": False}, "16 new tokens": {"generates": True}}
     contestants = runner.wanted(parsed, "texts.py", ways)
     with runner.data_folder(parsed.data) as folder:
         data, _ = datasets.make("texts", folder, parsed.rows)
@@ -53,7 +53,7 @@ def texts(parsed: argparse.Namespace) -> None:
 def main() -> None:
     parser = runner.options(__doc__, deadline_s=300)
     add = parser.add_argument
-    add("--rows", type=float, default=2, help="factor for 160,000 rows")
+    add("--rows", type=float, default=2, help="factor for 160,000 rows, or 384 texts")
     add("--passes", type=int, default=2, help="passes of a contestant that count")
     add("--batch", type=int, default=1024, help="rows in a batch of the model")
     add("--data", type=Path, help="folder that keeps data and model; default: a temporary one")
