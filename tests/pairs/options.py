@@ -41,6 +41,7 @@ LAUNCH: Values = {
     "Recovery.on_hang": ("report", "fail"), "Recovery.keep_checkpoints": (3, 1),
     "Feeding.fed": (True, False), "Feeding.timeout_s": (600.0, 60.0),
     "Feeding.memory_nbytes": (None, 1024), "Feeding.disk_nbytes": (None, 0),
+    "Feeding.global_batch_size": (None, 12),
     "Observe.dashboard": (None, False), "Observe.record": (None, "folder"),
     "Observe.log_to_driver": (None, True), "Observe.on_log": (None, print),
     "Observe.on_report": (None, print), "Observe.progress": (None, True),
@@ -55,6 +56,7 @@ FEED: Values = {
     "data.call": ("feed", "feed_async"),
     "feed.epochs": (2, 1, 3), "feed.timeout_s": (None, 60.0), "feed.role": (None, "worker"),
     "feed.reader": ("auto", "nodes", "spark"), "feed.shuffle": (None, "global"),
+    "feed.seed": (0, 7),
     "batches.batch_size": (4, 1, 100), "batches.columns": (None, NUMBERS),
     "batches.even": (None, True, False), "batches.tail": ("short", "pad", "drop"),
     "batches.shuffle": (False, True, 5), "batches.seed": (0, 7), "batches.steps": (None, 3),
@@ -131,7 +133,9 @@ EXCLUDED = {
 """Options that no case varies, and why."""
 _VECTORS = ("rows", "table", "tables", "parquet")
 _FILES = ("parquet", "named parquet", "scan")
-_OF_FEED = ("data.call", "feed.timeout_s", "feed.role", "feed.reader", "feed.shuffle")
+_OF_FEED = (
+    *("data.call", "feed.timeout_s", "feed.role", "feed.reader", "feed.shuffle", "feed.seed"),
+)
 _OF_NODES = tuple(f"fit.{name}" for name in fit._NODES_ONLY)
 _RULES: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("Feeding.fed data.reads", lambda fed, reads: not fed and reads != "own files"),
@@ -139,6 +143,12 @@ _RULES: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("data.reads batches.steps", lambda reads, steps: reads == "own files" and steps),
     *((f"data.reads {name}", lambda reads, value, name=name:
        reads == "own files" and value != FEED[name][0]) for name in _OF_FEED),
+    ("Feeding.global_batch_size data.reads", lambda size, reads: size and reads == "own files"),
+    ("Feeding.global_batch_size batches.shuffle", lambda size, mixes: size and mixes),
+    ("Feeding.global_batch_size feed.role", lambda size, role: size and role),
+    ("Feeding.global_batch_size Feeding.disk_nbytes", lambda size, disk: size and disk == 0),
+    ("Feeding.global_batch_size feed.seed", lambda size, seed: seed and not size),
+    ("feed.shuffle feed.seed", lambda shuffle, seed: seed and not shuffle),
     ("data.source feed.epochs", lambda source, epochs: source == "iterator" and epochs > 1),
     ("data.source launch.max_restarts", lambda source, many: source == "iterator" and many),
     ("data.source feed.reader", lambda of, by: by == "spark" and of in _FILES[:2]),

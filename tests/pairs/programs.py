@@ -80,6 +80,8 @@ def _epochs(case: Chosen, feed: Any, ctx: NodeContext, done: int) -> Iterator[An
     names = signature(read).parameters
     given = {n.removeprefix("batches."): v for n, v in case.items() if n.startswith("batches.")}
     given = {n: value for n, value in given.items() if n in names or "options" in names}
+    if case["Feeding.global_batch_size"]:
+        del given["batch_size"]
     if given.get("columns") and given["pad"]:
         given["columns"] = [*given["columns"], *given["pad"]]
     if not isinstance(feed, str):
