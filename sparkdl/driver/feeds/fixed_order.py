@@ -24,8 +24,8 @@ from sparkdl.control.rows import PartRows
 from sparkdl.core.row_ranges import Range, Span, add_range, merge_ranges, slice_rows, uncovered
 from sparkdl.driver.feeds.table import Assigned, RowTable, part, windows
 
-MANY_BLOCKS, BATCH_BLOCKS = 1 << 12, 16
-"""Rows are shuffled in so many blocks of consecutive rows, or in more that so many make a batch."""
+BATCH_BLOCKS = 16
+"""Rows are shuffled in blocks of consecutive rows, so many of which make a batch."""
 _MAX_BATCHES, _MAX_AHEAD = 1024, 8192
 """The most that are dealt in one step, so that no message becomes too large, and in advance."""
 
@@ -143,7 +143,7 @@ class OrderedTable(RowTable):
         while not self._are_all_here:
             yield None
         ends = [0, *accumulate(self._ends[number] for number in range(len(self._ends)))]
-        rows = max(1, min(-(-ends[-1] // MANY_BLOCKS), self._batch_rows // BATCH_BLOCKS))
+        rows = max(1, self._batch_rows // BATCH_BLOCKS)
         starts = [*range(0, ends[-1], rows)]
         random.shuffle(starts)
         for start in starts:

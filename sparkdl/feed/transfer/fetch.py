@@ -37,6 +37,8 @@ _WINDOWS, _CALL_NBYTES = 64, 8 * 1024 * 1024
 """The most windows and bytes that one call asks for."""
 _WINDOWS_IN_ORDER = 1024
 """Likewise, where rows of all holders make one segment: windows are the slices of batches."""
+_LONG_RUN, _LARGE_NBYTES = 16, 1 << 16
+"""So many windows of one holder are not gathered, nor own ones of so many bytes copied."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Fetcher(threading.Thread):
             while fetches := self._next():
                 self._holder = fetches[0][0].holder
                 if fetches[0][1].in_order:
-                    self._gather(fetches)
+                    self._take(fetches)
                 else:
                     self._fetch(fetches)
         except (pa.ArrowException, FeedClosedError, ReadError, OSError, FeedTimeoutError) as error:
@@ -160,6 +162,21 @@ class Fetcher(threading.Thread):
         if batch.num_rows not in up_to:
             raise ReadError(f"it sent {batch.num_rows} rows, and windows end at {up_to}")
         return batch, up_to[: up_to.index(batch.num_rows) + 1]
+
+    def _take(self, fetches: list[Fetch]) -> None:
+        """Bring the first windows into the log, in their order."""
+        run = [*takewhile(lambda each: each[0].holder == fetches[0][0].holder, fetches)]
+        if self._early or len(run) < min(_LONG_RUN, len(fetches)):
+            self._gather(fetches)
+        elif self._holder != self._directory.node_id:
+            self._fetch(run)
+        elif self._spool.nbytes_of(run[0][0].number, run[0][0].rows) < _LARGE_NBYTES:
+            self._gather(run)
+        else:
+            for own, _ in run:
+                # Of this generation's spool, even if another one has begun.
+                self._log.enter(self._spool.take(own.number, own.skip, own.rows))
+            self._note_fetched(run)
 
     def _gather(self, fetches: list[Fetch]) -> None:
         """Bring the first windows, of several holders, into the log as one segment."""
