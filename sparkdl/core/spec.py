@@ -127,14 +127,11 @@ class ClusterSpec:
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        rows, fed = (
-            self.settings.feeding.global_batch_size,
-            [n for n in self.nodes if n.role.is_fed],
-        )
-        if rows is not None and rows < len(fed):
+        rows = self.settings.feeding.global_batch_size
+        fed = sum(node.role.is_fed for node in self.nodes)
+        if rows is not None and rows < fed:
             raise ConfigError(
-                f"Feeding(global_batch_size={rows}) must be at least {len(fed)}: each node that "
-                "trains needs a row in a step. Raise it, or use fewer nodes"
+                f"Feeding(global_batch_size={rows}) must be at least {fed}, a row for each node"
             )
         least = self.settings.recovery.min_nodes
         if least is not None and least > len(self.nodes):

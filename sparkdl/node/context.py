@@ -336,13 +336,10 @@ class NodeContext(LegacyContext):
         return JaxBatches(batches, x, y, sharding, prefetch)
 
     def generator(self, step: int, seed: int = 0) -> Any:
-        """Return a new source of random numbers, the same on all nodes and after any restart.
+        """Return random numbers for a step, the same on all nodes and after any restart.
 
         With `Feeding(global_batch_size=…)` draw for all rows of a batch, and take this node's:
         `np.array_split(ctx.generator(step).random(rows), ctx.num_workers)[ctx.rank]`.
-
-        Args:
-            step: the number of the global batch, by your own count.
 
         Returns:
             A `torch.Generator` with PyTorch, a key with JAX, or else a `numpy.random.Generator`.
@@ -502,15 +499,13 @@ class NodeContext(LegacyContext):
         if rows is None:
             if batch_size is None:
                 raise ConfigError(
-                    "batch_size is missing: give the rows of one batch, or launch with "
-                    "Feeding(global_batch_size=…)"
+                    "batch_size is missing: give it, or launch with Feeding(global_batch_size=…)"
                 )
             return None
         if is_own:
             raise ConfigError(
-                f"feed=sparkdl.parquet(…) must not be read by nodes with Feeding(global_batch_size="
-                f"{rows}): only rows that the driver feeds have a fixed order. Use "
-                "cluster.feed(sparkdl.parquet(…))"
+                "feed=sparkdl.parquet(…) must be fed by the driver with Feeding("
+                f"global_batch_size={rows}): use cluster.feed(sparkdl.parquet(…))"
             )
         if batch_size is not None:
             raise ConfigError(

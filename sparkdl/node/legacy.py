@@ -39,8 +39,7 @@ class NodeManager:
         """Return the feed, see `LegacyContext.get_data_feed`."""
         if self._has_order:
             raise ConfigError(
-                "ctx.get_data_feed has batches of any size: must not be used with "
-                "Feeding(global_batch_size=…). Use ctx.batches() or ctx.dataset()"
+                "ctx.get_data_feed has no Feeding(global_batch_size=…): use ctx.batches()"
             )
         reader = self._link.feeds.reader(qname_in)
         return DataFeed(reader, self._link.send, train_mode, input_mapping)

@@ -178,10 +178,9 @@ def stall_error(state: Delivering | Cutting | Reading) -> FeedTimeoutError:
     table = state.run.table
     if isinstance(state, Delivering) and isinstance(table, OrderedTable) and table.rows_waiting:
         return FeedTimeoutError(
-            f"feed {state.feed.name!r}: {table.rows_waiting} rows have come, but not the next ones "
-            f"in the order of Feeding(global_batch_size=…), for {state.run.spec.timeout_s:g} s. "
-            "If rows wait for memory, raise Feeding(memory_nbytes=…, disk_nbytes=…); otherwise "
-            "see what its Spark job waits for in the Spark UI"
+            f"feed {state.feed.name!r}: {table.rows_waiting} rows wait for others that come "
+            f"first in the fixed order and have not come for {state.run.spec.timeout_s:g} s. Raise "
+            "Feeding(memory_nbytes=…, disk_nbytes=…), or see in the Spark UI why its job waits"
         )
     return FeedTimeoutError(
         f"feed {state.feed.name!r} made no progress for {state.run.spec.timeout_s:g} s: {name} "

@@ -636,8 +636,7 @@ def fed_members(world: World, to: str | None, batch_rows: int | None = None) -> 
         raise ConfigError(f"role={to!r}: no such node can be fed; choose one of {roles}")
     if batch_rows is not None and set(members) < set(world.fed):
         raise ConfigError(
-            f"role={to!r}: a global batch, of Feeding(global_batch_size={batch_rows}), is for all "
-            "nodes that train. Leave role out, or launch without a fixed order"
+            f"role={to!r}: leave it out, for Feeding(global_batch_size={batch_rows}) feeds all"
         )
     return members
 

@@ -206,9 +206,8 @@ class EpochBatches:
         if self.tail == "drop" or (self.tail == "short" and self.slices is None):
             return columns
         if SAMPLE_WEIGHT in columns:
-            adds = "tail='pad'" if self.slices is None else "Feeding(global_batch_size=…)"
             raise ConfigError(
-                f"{adds} adds a column {SAMPLE_WEIGHT!r}; rename the one that the feed has"
+                f"tail={self.tail!r} adds a column {SAMPLE_WEIGHT!r}; rename the one of the feed"
             )
         weights = np.zeros(rows + repeated, np.float32)
         weights[:rows] = weight

@@ -98,12 +98,6 @@ class Spool(SegmentBuffer):
                     mapped[number] = read_segment(segment.fd)
             yield mapped[number].slice(segment.start + skip, rows)
 
-    def nbytes_of(self, number: int, rows: int) -> int:
-        """Return about how many bytes some rows of a segment have; 0 if it is not here."""
-        with self._budget.lock:
-            spooled = self._segments.get(number)
-            return spooled.segment.share(0, rows) if spooled else 0
-
     def free(self, number: int, skip: int, rows: int) -> None:
         """Free rows that another node has, or none reads; rows already freed are ignored."""
         with self._budget.lock:

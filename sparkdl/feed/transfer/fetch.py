@@ -165,17 +165,18 @@ class Fetcher(threading.Thread):
 
     def _take(self, fetches: list[Fetch]) -> None:
         """Bring the first windows into the log, in their order."""
-        run = [*takewhile(lambda each: each[0].holder == fetches[0][0].holder, fetches)]
+        first = fetches[0][0]
+        run = [*takewhile(lambda each: each[0].holder == first.holder, fetches)]
         if self._early or len(run) < min(_LONG_RUN, len(fetches)):
             self._gather(fetches)
         elif self._holder != self._directory.node_id:
             self._fetch(run)
-        elif self._spool.nbytes_of(run[0][0].number, run[0][0].rows) < _LARGE_NBYTES:
+        elif next(self._spool.read([_window(first)])).nbytes < _LARGE_NBYTES:
             self._gather(run)
         else:
             for own, _ in run:
                 # Of this generation's spool, even if another one has begun.
-                self._log.enter(self._spool.take(own.number, own.skip, own.rows))
+                self._log.enter(self._spool.take(*_window(own)))
             self._note_fetched(run)
 
     def _gather(self, fetches: list[Fetch]) -> None:
@@ -194,14 +195,14 @@ class Fetcher(threading.Thread):
                 self._call([*group], _confirm)
                 continue
             for own, _ in group:
-                self._spool.free(own.number, own.skip, own.rows)
+                self._spool.free(*_window(own))
         self._note_fetched(here)
 
     def _bring(self, fetches: list[Fetch]) -> bool:
         """Take up the first windows of one holder; false if it was stopped."""
         if self._holder == self._directory.node_id:
             nbytes = 0
-            windows = [(each.number, each.skip, each.rows) for each, _ in fetches]
+            windows = [_window(each) for each, _ in fetches]
             for fetch, rows in zip(fetches, self._spool.read(windows), strict=False):
                 self._early[id(fetch)] = rows
                 nbytes += rows.nbytes
@@ -231,7 +232,7 @@ class Fetcher(threading.Thread):
     def _call(self, fetches: list[Fetch], call: Call[T]) -> T | None:
         """Return what the holder answers, by as many connections as it takes; `None` if stopped."""
         uri = fetches[0][1].uris[fetches[0][0].holder]
-        windows = tuple((each.number, each.skip, each.rows) for each, _ in fetches)
+        windows = tuple(_window(each) for each, _ in fetches)
         what = FetchTicket(self._log.feed, self._generation, self._call_nbytes, windows)
         ticket = msgspec.json.encode(what)
         deadline = Deadline.after(self._directory.patience_s)
@@ -270,6 +271,10 @@ class Fetcher(threading.Thread):
 
 def _holder(fetch: Fetch) -> int:
     return fetch[0].holder
+
+
+def _window(of: AssignedRange) -> tuple[int, int, int]:
+    return of.number, of.skip, of.rows
 
 
 def _confirm(client: flight.FlightClient, ticket: bytes, options: flight.FlightCallOptions) -> None:

@@ -133,8 +133,7 @@ class NetworkEstimator(
         if self.isSet("batch_size"):
             raise ConfigError(
                 f"batch_size={self.getBatchSize()} and Feeding(global_batch_size="
-                f"{feeding.global_batch_size}) are both set: nodes take slices of the global "
-                "batches. Leave batch_size out"
+                f"{feeding.global_batch_size}) are both set: leave batch_size out"
             )
         return True
 

@@ -98,7 +98,7 @@ def test_what_has_no_fixed_order_is_refused() -> None:
     with launch(refused, nodes=2, feeding=Feeding(global_batch_size=5)) as cluster:
         told = ["batch_size=4:", "shuffle=True", "feed=sparkdl.parquet(…)", "tail='drop':"]
         assert cluster.results(SOON_S) == 2 * [[*told, "ctx.get_data_feed"]]
-    with pytest.raises(ConfigError, match="must be at least 2: each node"):
+    with pytest.raises(ConfigError, match="must be at least 2, a row"):
         launch(refused, nodes=2, feeding=Feeding(global_batch_size=1))
     missing = pytest.raises(NodeFailedError, match="batch_size is missing")
     with missing, launch(use, {}) as cluster:
