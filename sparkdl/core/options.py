@@ -139,9 +139,9 @@ class Feeding:
             )
         if self.disk_nbytes is not None and self.disk_nbytes < 0:
             raise ConfigError(f"Feeding(disk_nbytes={self.disk_nbytes}) must be zero bytes or more")
-        if self.global_batch_size is not None and self.global_batch_size < 1:
+        if (rows := self.global_batch_size) is not None and (rows < 1 or not self.fed):
             raise ConfigError(
-                f"Feeding(global_batch_size={self.global_batch_size}) must be at least 1"
+                f"Feeding(global_batch_size={rows}) must be at least 1, and leave out fed=False"
             )
 
 

@@ -161,7 +161,7 @@ class NodeContext(LegacyContext):
         """
         names, order = columns, (self._is_even(even), tail, shuffle, seed)
         slices = self._slices(batch_size, isinstance(feed, ParquetPaths))
-        batch_size = batch_size or 1
+        batch_size = 1 if batch_size is None else batch_size
         if not isinstance(feed, ParquetPaths):
             reader = self._link.feeds.reader(feed)
             names = None if names is None else tuple(names)

@@ -51,7 +51,8 @@ def train(plan: Plan, ctx: NodeContext) -> list[int]:
         if ctx.rank == 0:
             for part in sorted(last.folder.glob("part-*.npy")):
                 seen += np.load(part).tolist()
-    batches = ctx.batches(BATCH, even=True, tail="pad")
+    is_sliced = ctx._spec.settings.feeding.global_batch_size is not None
+    batches = ctx.batches(None if is_sliced else BATCH, even=True, tail="pad")
     used, reader = 0, batches.reader
     never = threading.Event()
     while reader.peek_batch() is not None:

@@ -72,6 +72,7 @@ def is_alive(process: psutil.Process) -> bool:
         (Host.power_off, "cached", "{}"),
         (Host.cut, "cached", '{"startup": {"tls": true}}'),
         (Host.cut, "here", "{}"),
+        (Host.cut, "made", '{"feeding": {"global_batch_size": 20}}'),
     ],
 )
 def test_lost_host_costs_one_generation_and_no_row(

@@ -144,6 +144,7 @@ _RULES: tuple[tuple[str, Callable[..., Any]], ...] = (
     *((f"data.reads {name}", lambda reads, value, name=name:
        reads == "own files" and value != FEED[name][0]) for name in _OF_FEED),
     ("Feeding.global_batch_size data.reads", lambda size, reads: size and reads == "own files"),
+    ("Feeding.global_batch_size Feeding.fed", lambda size, fed: size and not fed),
     ("Feeding.global_batch_size batches.shuffle", lambda size, mixes: size and mixes),
     ("Feeding.global_batch_size feed.role", lambda size, role: size and role),
     ("Feeding.global_batch_size Feeding.disk_nbytes", lambda size, disk: size and disk == 0),
