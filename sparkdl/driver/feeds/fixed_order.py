@@ -26,8 +26,8 @@ from sparkdl.driver.feeds.table import Assigned, RowTable, part, windows
 
 BATCH_BLOCKS = 16
 """Rows are shuffled in blocks of consecutive rows, so many of which make a batch."""
-_MAX_BATCHES, _MAX_AHEAD = 1024, 8192
-"""The most that are dealt in one step, so that no message becomes too large, and in advance."""
+_MAX_BATCHES, _MAX_AHEAD = 128, 8192
+"""The most that are dealt in one step, so that others have their turn, and in advance."""
 
 
 class OrderedTable(RowTable):
@@ -144,15 +144,16 @@ class OrderedTable(RowTable):
             yield None
         ends = [0, *accumulate(self._ends[number] for number in range(len(self._ends)))]
         rows = max(1, self._batch_rows // BATCH_BLOCKS)
-        starts = [*range(0, ends[-1], rows)]
+        starts, known = [*range(0, ends[-1], rows)], {n: [*done] for n, done in self._done.items()}
         random.shuffle(starts)
         for start in starts:
             stop = min(start + rows, ends[-1])
             while start < stop:
                 number = bisect_right(ends, start) - 1
                 first, last = ends[number], min(stop, ends[number + 1])
-                done = self._done.get(number, ())
-                for low, high in uncovered(start - first, last - first, done):
+                # By bisection: there may be many blocks, and as many that are done.
+                done = known.setdefault(number, [])
+                for low, high in add_range(done, start - first, last - first):
                     yield number, low, high
                 start = last
 
