@@ -116,10 +116,10 @@ class Feeding:
         memory_nbytes: bytes of rows that a node holds before feeders wait, or it reads no further;
             by default an eighth of the memory.
         disk_nbytes: bytes of local disk on its executor for further rows, if later epochs read them
-            again; by default a quarter of the free space.
+            again or a fixed order has them wait; by default a quarter of the free space.
         global_batch_size: rows of one step of all nodes together, in a fixed order: a step has the
             same rows on any number of nodes, and after any restart. By default each node takes
-            batches of what comes first. See docs/data.md.
+            batches of what comes first. See docs/guide.md.
 
     Raises:
         ConfigError: if a value is invalid.

@@ -6,7 +6,6 @@ import logging
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,8 +164,8 @@ class NodeContext(LegacyContext):
         if not isinstance(feed, ParquetPaths):
             reader = self._link.feeds.reader(feed)
             names = None if names is None else tuple(names)
-            batches = EpochBatches(reader, batch_size, names, *order, pad or {}, steps, sparse)
-            return batches if slices is None else replace(batches, slices=slices)
+            more = (pad or {}, steps, sparse)
+            return EpochBatches(reader, batch_size, names, *order, *more, slices=slices)
         files = parquet(feed.paths, feed.columns if names is None else names, feed.options)
         own_files = self._link.feeds.own_files(self._spec.settings.feeding.memory_nbytes)
         reader = own_files.reader

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from operator import itemgetter
 from random import Random
@@ -50,7 +50,8 @@ class OrderedTable(RowTable):
     ) -> None:
         super().__init__({}, done)
         self._nodes, self._batch_rows = tuple(nodes), batch_rows
-        self._ends, self._are_all_here = dict(ends), False
+        self._ends.update(ends)
+        self._are_all_here = False
         self._done = {number: merge_ranges(ranges) for number, ranges in done.items()}
         self._pieces: dict[int, list[tuple[int, int, SpooledRange]]] = {}
         self._dealt: dict[int, list[Range]] = {}
@@ -61,11 +62,6 @@ class OrderedTable(RowTable):
     def _enter(self, holder: int, piece: SpooledRange, now_s: float) -> None:
         pieces = self._pieces.setdefault(piece.partition, [])
         insort(pieces, (piece.start, holder, piece), key=itemgetter(0))
-
-    def without_ends(self, ranges: Iterable[SpooledRange]) -> list[SpooledRange]:
-        """Note which partitions have ended; return the ranges of rows."""
-        self._ends.update({each.partition: each.start for each in ranges if not each.rows})
-        return [each for each in ranges if each.rows]
 
     def is_complete(self, num_rows: Mapping[int, int]) -> bool:
         """Return whether all rows have come, and are assigned."""

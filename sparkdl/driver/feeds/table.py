@@ -94,6 +94,7 @@ class RowTable:
         self._ahead = dict(ahead)
         # Covered rows count as known: if a task brings them again, they are unwanted.
         self._known: dict[int, list[Range]] = {p: merge_ranges(r) for p, r in done.items()}
+        self._ends: dict[int, int] = {}
         self._spools: dict[int, _Spool] = {}
         self.rows_waiting = self._nbytes = self._seen = self._num_ranges = 0
         self._room_nbytes: dict[int, int] = {}
@@ -126,6 +127,9 @@ class RowTable:
         self._least_room_nbytes = min(self._least_room_nbytes, room_nbytes)
         unwanted = list[SpooledRange]()
         for piece in ranges:
+            if not piece.rows:
+                self._ends[piece.partition] = piece.start
+                continue
             stop, at = piece.start + piece.rows, piece.start
             known = self._known.setdefault(piece.partition, [])
             for first, last in add_range(known, piece.start, stop):

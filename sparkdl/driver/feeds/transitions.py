@@ -33,7 +33,6 @@ from sparkdl.core.errors import ConfigError, FeedClosedError, ReadError, Sparkdl
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call
-from sparkdl.driver.feeds.fixed_order import OrderedTable
 from sparkdl.driver.feeds.report import covered_report, no_rows, report, stall_error, warn_of_lost
 from sparkdl.driver.feeds.state import (
     Action,
@@ -231,8 +230,7 @@ def _share_out(feed: Feed, run: Run, source: ParquetSource) -> Step[Delivering]:
     spec = run.spec
     # Without a node the call is unwanted, as the next look finds.
     counts, done = feed.nodes.active(run.node_ids), spec.done.get(0, ())
-    in_turns = spec.global_batch_size is not None
-    shares = source.shares(len(counts), done=done, in_turns=in_turns) if counts else ()
+    shares = source.shares(len(counts), done=done, in_turns=spec.in_order) if counts else ()
     actions: list[Action] = []
     for node_id, share in zip(counts, shares, strict=True):
         order = ReadShare(spec.feed, spec.epoch, share, spec.run, spec.keep)
@@ -290,7 +288,7 @@ def _assigning(spec: FeedSpec, assigned: Assigned) -> list[Action]:
             *(spec.feed, spec.epoch, spec.run, tuple(ranges)),
             uris={holder: uris[holder] for holder in sorted(others)},
             keep=spec.keep,
-            in_order=spec.global_batch_size is not None,
+            in_order=spec.in_order,
         )
         actions.append(Send(message, frozenset({node_id}), spec.generation))
     return actions
@@ -368,7 +366,7 @@ def _look_cutting(
     # first in the next epoch: a step needs one row for each node.
     is_rest = bool(now.done)
     # In a fixed order they are a batch of their own.
-    waits = is_rest and not all(rows.values()) and run.spec.global_batch_size is None
+    waits = is_rest and not all(rows.values()) and not run.spec.in_order
     for epoch in range(run.epoch, stop + 1):
         actions.append(_mark(run, epoch, rows, again=epoch < stop, goes_on=waits))
     epochs = stop + 1 - run.epoch
@@ -569,8 +567,6 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
             continue
         ranges: Iterable[SpooledRange] = spooled.ranges
         if table is not None and spooled.epoch == epoch:
-            if isinstance(table, OrderedTable):
-                ranges = table.without_ends(ranges)
             error = error or _other_rows(run, ranges)
             ranges = table.add(node_id, ranges, spooled.room_nbytes, now_s, spooled.is_full)
         # Without a table of their epoch, no node reads these rows.

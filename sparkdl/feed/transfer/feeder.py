@@ -318,7 +318,7 @@ class Feeder:
         self._partition = partition
         header = PutHeader(
             *(spec.feed, spec.epoch, spec.run, partition),
-            *(spec.generation, spec.keep, spec.global_batch_size is not None),
+            *(spec.generation, spec.keep, spec.in_order),
         )
         self._stream = PutStream(near_target(spec.targets, partition), header, spec)
         self._done = merge_ranges(spec.done.get(partition, ()))
@@ -348,7 +348,7 @@ class Feeder:
                     self._stream.put(piece)
                 if self._stream.is_closed:
                     break
-            if self._spec.global_batch_size is not None:
+            if self._spec.in_order:
                 self._stream.put(Piece(self._none, (), end=self._row))
             self._stream.flush()
             if not self._stream.is_closed:

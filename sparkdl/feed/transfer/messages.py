@@ -110,6 +110,10 @@ class FeedSpec:
     trust: Trust | None = None
     global_batch_size: int | None = None
 
+    @property
+    def in_order(self) -> bool:
+        return self.global_batch_size is not None
+
     def check_partitions(self, partitions: int) -> None:
         named = max(self.done, default=-1) + 1
         # Rows are known by partition and number, so other partitions would mean other rows.

@@ -47,7 +47,7 @@ def sequence(
             got[node] += rows_of(ranges)
 
     for each in pieces:
-        table.add(random.randrange(nodes), table.without_ends([each]), ROOM_NBYTES, 0.0)
+        table.add(random.randrange(nodes), [each], ROOM_NBYTES, 0.0)
         if random.random() < 0.5:
             deal()
     while not table.is_complete(dict(enumerate(sizes))):
@@ -95,7 +95,7 @@ def test_first_batches_are_dealt_before_other_partitions_have_come() -> None:
         0: [(0, 0), (0, 1)],
         1: [(0, 2), (0, 3)],
     }
-    table.without_ends([SpooledRange(-1, 0, 5, 0, 0)])
+    table.add(1, [SpooledRange(-1, 0, 5, 0, 0)], ROOM_NBYTES, 0.0)
     assert rows_of(table.assign({0: SHORT, 1: SHORT}, 0.0)[0]) == [(0, 4), (1, 0), (1, 3), (1, 4)]
     left = [*chain(*table.withdraw().values())]
     assert [(each.partition, each.start, each.rows) for each in left] == [(1, 7, 3)]
