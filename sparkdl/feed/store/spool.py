@@ -98,6 +98,12 @@ class Spool(SegmentBuffer):
                     mapped[number] = read_segment(segment.fd)
             yield mapped[number].slice(segment.start + skip, rows)
 
+    def lend(self, number: int, skip: int, rows: int) -> tuple[int, int]:
+        """Return the descriptor of a window's file, the caller's, and where the segment begins."""
+        with self._budget.lock:
+            segment = self._find(number, skip, rows).segment
+            return os.dup(segment.fd), segment.start
+
     def free(self, number: int, skip: int, rows: int) -> None:
         """Free rows that another node has, or none reads; rows already freed are ignored."""
         with self._budget.lock:

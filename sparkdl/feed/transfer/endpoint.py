@@ -275,8 +275,10 @@ class NodeFeeds:
     def _fetch(self, feed: NodeFeed, fetches: list[Fetch]) -> None:
         feed.requested += len(fetches)
         if feed.fetcher is None:
+            assert self._receiver is not None
             feed.fetcher = Fetcher(
                 self._directory,
+                self._receiver.fd_receiver,
                 feed.log,
                 self.store.spool(feed.log.feed),
                 self.store.generation,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, islice, takewhile
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -14,18 +16,22 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from sparkdl.control.descriptors import FdReceiver
 from sparkdl.control.messages import Assign, AssignedRange
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedClosedError, FeedTimeoutError, ReadError
+from sparkdl.core.errors import FeedClosedError, FeedTimeoutError, ProtocolError, ReadError
 from sparkdl.core.failure import FailureKind
 from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.log import Log
+from sparkdl.feed.store.segment import read_segment
 from sparkdl.feed.store.spool import Spool
 from sparkdl.feed.transfer.messages import (
     BROKEN,
     CONFIRM_RECEIVED,
+    LEND,
     FeedSpec,
     FetchTicket,
+    Lent,
     flight_reason,
 )
 from sparkdl.values.batches import join
@@ -34,11 +40,11 @@ _PAUSE_S = 0.5
 T = TypeVar("T")
 Call = Callable[[flight.FlightClient, bytes, flight.FlightCallOptions], T]
 _WINDOWS, _CALL_NBYTES = 64, 8 * 1024 * 1024
-"""The most windows and bytes that one call asks for."""
+"""The most windows and bytes that one call asks for; segments of so many stay borrowed."""
 _WINDOWS_IN_ORDER = 1024
 """Likewise, where rows of all holders make one segment: windows are the slices of batches."""
-_LONG_RUN, _LARGE_NBYTES = 16, 1 << 16
-"""So many windows of one holder are not gathered, nor own ones of so many bytes copied."""
+_LARGE_NBYTES = 1 << 19
+"""Windows of so many bytes are not copied, if they are on this machine."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ class Fetcher(threading.Thread):
     def __init__(
         self,
         directory: NodeDirectory,
+        fds: FdReceiver,
         log: Log,
         spool: Spool,
         generation: int,
@@ -78,7 +85,7 @@ class Fetcher(threading.Thread):
         on_failure: Callable[[FailureKind, str], None],
     ) -> None:
         super().__init__(name=f"sparkdl-fetching-{log.feed}", daemon=True)
-        self._directory = directory
+        self._directory, self._fds = directory, fds
         self._log, self._spool = log, spool
         self._generation = generation
         # Until the log has room, the rows of one call are in memory beside the budget.
@@ -92,6 +99,9 @@ class Fetcher(threading.Thread):
         self._clients: dict[str, flight.FlightClient] = {}
         self._early: dict[int, pa.RecordBatch] = {}
         self._holder = -1
+        self._borrowed: dict[tuple[int, int], tuple[int, int, pa.RecordBatch]] = {}
+        """By holder and segment: its descriptor, its first row, and the rows of its file."""
+        self._far: set[int] = set()
 
     def add(self, fetches: Iterable[Fetch]) -> None:
         with self._changed:
@@ -113,7 +123,7 @@ class Fetcher(threading.Thread):
             while fetches := self._next():
                 self._holder = fetches[0][0].holder
                 if fetches[0][1].in_order:
-                    self._take(fetches)
+                    self._gather(fetches)
                 else:
                     self._fetch(fetches)
         except (pa.ArrowException, FeedClosedError, ReadError, OSError, FeedTimeoutError) as error:
@@ -126,6 +136,7 @@ class Fetcher(threading.Thread):
         finally:
             for client in self._clients.values():
                 client.close()
+            self._give_back(set())
 
     def _next(self) -> list[Fetch]:
         """Wait for what to fetch next: rows of one epoch, of one holder; none once stopped."""
@@ -147,9 +158,7 @@ class Fetcher(threading.Thread):
             return
         batch, up_to = found
         here = fetches[: len(up_to)]
-        self._append(batch, here)
-        # Only now, because rows that were merely sent are lost if the connection breaks.
-        self._call(here, _confirm)
+        self._log.append(batch, _request(here))
         self._note_fetched(here)
 
     def _windows(self, fetches: list[Fetch]) -> tuple[pa.RecordBatch, list[int]] | None:
@@ -163,24 +172,8 @@ class Fetcher(threading.Thread):
             raise ReadError(f"it sent {batch.num_rows} rows, and windows end at {up_to}")
         return batch, up_to[: up_to.index(batch.num_rows) + 1]
 
-    def _take(self, fetches: list[Fetch]) -> None:
-        """Bring the first windows into the log, in their order."""
-        first = fetches[0][0]
-        run = [*takewhile(lambda each: each[0].holder == first.holder, fetches)]
-        if self._early or len(run) < min(_LONG_RUN, len(fetches)):
-            self._gather(fetches)
-        elif self._holder != self._directory.node_id:
-            self._fetch(run)
-        elif next(self._spool.read([_window(first)])).nbytes < _LARGE_NBYTES:
-            self._gather(run)
-        else:
-            for own, _ in run:
-                # Of this generation's spool, even if another one has begun.
-                self._log.enter(self._spool.take(*_window(own)))
-            self._note_fetched(run)
-
     def _gather(self, fetches: list[Fetch]) -> None:
-        """Bring the first windows, of several holders, into the log as one segment."""
+        """Bring the first windows, of several holders, into the log: small ones as one segment."""
         early = self._early
         lacking = sorted((each for each in fetches if id(each) not in early), key=_holder)
         for self._holder, group in groupby(lacking, key=_holder):
@@ -189,21 +182,34 @@ class Fetcher(threading.Thread):
         here = [*takewhile(lambda each: id(each) in early, fetches)]
         schema = early[id(here[0])].schema
         here = [*takewhile(lambda each: early[id(each)].schema.equals(schema, True), here)]
-        self._append(join([early.pop(id(each)) for each in here]), here)
-        for self._holder, group in groupby(sorted(here, key=_holder), key=_holder):
-            if self._holder != self._directory.node_id:
-                self._call([*group], _confirm)
-                continue
-            for own, _ in group:
-                self._spool.free(*_window(own))
+        for is_entered, group in groupby(here, key=self._is_entered):
+            if is_entered:
+                for each in group:
+                    self._enter(each, early.pop(id(each)))
+            else:
+                small = [*group]
+                self._log.append(join([early.pop(id(each)) for each in small]), _request(small))
         self._note_fetched(here)
+
+    def _is_entered(self, fetch: Fetch) -> bool:
+        is_large = self._early[id(fetch)].nbytes >= _LARGE_NBYTES
+        return is_large and fetch[0].holder not in self._far
+
+    def _enter(self, fetch: Fetch, rows: pa.RecordBatch) -> None:
+        """Bring a window of this machine into the log, without copying it."""
+        window, _ = fetch
+        if window.holder == self._directory.node_id:
+            # Of this generation's spool, even if another one has begun.
+            self._log.enter(self._spool.take(*_window(window)))
+        else:
+            fd, start, _ = self._borrowed[window.holder, window.number]
+            self._log.share(fd, rows, replace(_request([fetch]), start=start + window.skip))
 
     def _bring(self, fetches: list[Fetch]) -> bool:
         """Take up the first windows of one holder; false if it was stopped."""
-        if self._holder == self._directory.node_id:
+        if (mapped := self._mapped(fetches[:_WINDOWS])) is not None:
             nbytes = 0
-            windows = [_window(each) for each, _ in fetches]
-            for fetch, rows in zip(fetches, self._spool.read(windows), strict=False):
+            for fetch, rows in zip(fetches, mapped, strict=False):
                 self._early[id(fetch)] = rows
                 nbytes += rows.nbytes
                 if nbytes >= self._call_nbytes:
@@ -216,24 +222,52 @@ class Fetcher(threading.Thread):
             self._early[id(fetch)] = batch.slice(start, stop - start)
         return True
 
-    def _append(self, batch: pa.RecordBatch, here: list[Fetch]) -> None:
-        order = here[0][1]
-        spans = tuple(span for each, _ in here for span in each.spans)
-        request = AppendRequest(order.epoch, keep=order.keep, spans=spans, run=order.run)
-        # Whether the log still wants the rows or not, the holder may free them.
-        self._log.append(batch, request)
+    def _mapped(self, fetches: list[Fetch]) -> Iterator[pa.RecordBatch] | None:
+        """Map windows of one holder, if it is on this machine."""
+        if self._holder == self._directory.node_id:
+            return self._spool.read([_window(each) for each, _ in fetches])
+        if self._holder in self._far:
+            return None
+        lacking = {(self._holder, each.number): (each, order) for each, order in fetches}
+        lacking = {key: fetch for key, fetch in lacking.items() if key not in self._borrowed}
+        lent = (self._call([*lacking.values()], _borrow) or []) if lacking else []
+        with suppress(ProtocolError, OSError):  # also without descriptors its rows can be sent
+            for key, one in zip(lacking, lent, strict=False):
+                fd = self._fds.wait_fd(one.key, Deadline.after(_PAUSE_S))
+                self._borrowed[key] = fd, one.start, read_segment(fd)
+        if not self._borrowed.keys() >= lacking.keys():
+            self._far.add(self._holder)
+            return None
+        lender = self._holder
+        borrowed = ((each, self._borrowed[lender, each.number]) for each, _ in fetches)
+        return (rows.slice(start + each.skip, each.rows) for each, (_, start, rows) in borrowed)
+
+    def _give_back(self, wanted: set[tuple[int, int]]) -> None:
+        for key in self._borrowed.keys() - wanted:
+            os.close(self._borrowed.pop(key)[0])
 
     def _note_fetched(self, here: list[Fetch]) -> None:
+        """Have the holders free rows that are here now, whether the log took them or not."""
+        # Only now, because rows that were merely sent are lost if the connection breaks.
+        for self._holder, group in groupby(sorted(here, key=_holder), key=_holder):
+            if self._holder != self._directory.node_id:
+                self._call([*group], _confirm)
+                continue
+            for own, _ in group:
+                self._spool.free(*_window(own))
         with self._changed:
             done = set(map(id, here))
             self._waiting = deque(each for each in self._waiting if id(each) not in done)
+            soon = islice(self._waiting, _WINDOWS)
+            self._give_back({(each.holder, each.number) for each, _ in soon})
         self._on_fetched(len(here))
 
     def _call(self, fetches: list[Fetch], call: Call[T]) -> T | None:
         """Return what the holder answers, by as many connections as it takes; `None` if stopped."""
         uri = fetches[0][1].uris[fetches[0][0].holder]
         windows = tuple(_window(each) for each, _ in fetches)
-        what = FetchTicket(self._log.feed, self._generation, self._call_nbytes, windows)
+        name = self._fds.name
+        what = FetchTicket(self._log.feed, self._generation, self._call_nbytes, windows, name)
         ticket = msgspec.json.encode(what)
         deadline = Deadline.after(self._directory.patience_s)
         while True:
@@ -275,6 +309,19 @@ def _holder(fetch: Fetch) -> int:
 
 def _window(of: AssignedRange) -> tuple[int, int, int]:
     return of.number, of.skip, of.rows
+
+
+def _request(here: list[Fetch]) -> AppendRequest:
+    order = here[0][1]
+    spans = tuple(span for each, _ in here for span in each.spans)
+    return AppendRequest(order.epoch, keep=order.keep, spans=spans, run=order.run)
+
+
+def _borrow(
+    client: flight.FlightClient, ticket: bytes, options: flight.FlightCallOptions
+) -> list[Lent]:
+    (answer,) = client.do_action(flight.Action(LEND, ticket), options)
+    return msgspec.json.decode(answer.body, type=list[Lent])
 
 
 def _confirm(client: flight.FlightClient, ticket: bytes, options: flight.FlightCallOptions) -> None:

@@ -39,7 +39,7 @@ WHAT_TO_DO = (
     "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
 )
 
-CONFIRM_RECEIVED = "received"
+CONFIRM_RECEIVED, LEND = "received", "lend"
 BROKEN = (
     flight.FlightUnavailableError,
     flight.FlightTimedOutError,
@@ -218,9 +218,11 @@ class FetchTicket(msgspec.Struct, frozen=True, tag="rows"):
     """Rows of the spool to be fetched by another agent.
 
     It is the ticket of `DoGet`. The holder answers with one batch: rows of the first windows, as
-    many as it likes. It is also the body of `CONFIRM_RECEIVED`: the holder then frees them.
+    many as it likes. It is also the body of `CONFIRM_RECEIVED`: the holder then frees them; and of
+    `LEND`, answered with a `Lent` for each window if both agents are on one machine.
 
     Attributes:
+        fd_socket: where this machine's agents send descriptors to.
         nbytes: how much to send at most; one window may be larger.
         windows: rows [`skip`, `skip` + `rows`) of segments: number, `skip`, `rows`.
     """
@@ -229,6 +231,14 @@ class FetchTicket(msgspec.Struct, frozen=True, tag="rows"):
     generation: Count
     nbytes: Count
     windows: tuple[tuple[Count, Count, Count], ...]
+    fd_socket: str = ""
+
+
+class Lent(msgspec.Struct, frozen=True):
+    """A segment whose descriptor was sent under `key`; its rows begin at `start` of the file."""
+
+    key: str
+    start: Count
 
 
 class ExchangeHeader(msgspec.Struct, frozen=True):

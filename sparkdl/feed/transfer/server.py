@@ -3,7 +3,8 @@
 `DoPut` appends to a spool. The descriptor's command is a `PutHeader`; each batch comes with a
 `PutPiece`; the server answers once at the start and then once per batch with a `PutAck`, when the
 batch has found room. `DoGet` sends the rows of a `FetchTicket` to another agent, their assignee.
-`DoAction` frees them once they have arrived there. The driver gets files by `FilePiece`s (`DoGet`).
+`DoAction` frees them once they have arrived there; on one machine it lends their files instead. The
+driver gets files by `FilePiece`s (`DoGet`).
 `DoExchange` is one inference partition: batches in, and for each one or more one-column batches
 (`ipc`: binary) back, whose value is an Arrow IPC stream of encoded result rows. Every call carries
 the cluster's token (`authorization: Bearer …`), checked before the call reaches any of these.
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparkdl.control.auth import is_authorized
-from sparkdl.control.descriptors import FdReceiver
+from sparkdl.control.descriptors import FdReceiver, FdSender
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, SparkdlError
@@ -38,9 +39,11 @@ from sparkdl.feed.store.spool import Spool
 from sparkdl.feed.store.store import NodeStore
 from sparkdl.feed.transfer.files import FilePiece, read_piece
 from sparkdl.feed.transfer.messages import (
+    LEND,
     RESULT_SCHEMA,
     ExchangeHeader,
     FetchTicket,
+    Lent,
     PutAck,
     PutHeader,
     PutPiece,
@@ -95,7 +98,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self._store = store
         self._on_lacking = on_lacking
         self._folder = folder
-        self._fd_receiver = FdReceiver(token)
+        self._token = token
+        self.fd_receiver = FdReceiver(token)
+        self._fd_senders: dict[str, FdSender] = {}
+        self._lending = threading.Lock()
         self.uri = f"{scheme}://{host_port(host, self.port)}"
 
     def do_put(
@@ -109,7 +115,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         spool = self._store.spool(header.feed, header.generation)
         # Answered before any batch: the feeder learns where to send descriptors, or to send
         # nothing.
-        first = PutAck(not spool.takes(header.epoch), self._fd_receiver.name)
+        first = PutAck(not spool.takes(header.epoch), self.fd_receiver.name)
         writer.write(msgspec.json.encode(first))
         for chunk in reader:
             piece = _decode(chunk.app_metadata or b"", PutPiece)
@@ -142,7 +148,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             raise ProtocolError(f"a piece of {rows} rows whose numbers are {piece.ranges}")
         if batch is not None:
             return spool.append(batch, request)
-        fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
+        fd = self.fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
         return spool.adopt(fd, piece.rows, request)
 
     def do_get(
@@ -191,18 +197,43 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(
         self, context: flight.ServerCallContext, action: flight.Action
     ) -> list[flight.Result]:
-        received = _decode(action.body, FetchTicket)
-        spool = self._store.spool(received.feed, received.generation)
-        for window in received.windows:
+        ticket = _decode(action.body, FetchTicket)
+        spool = self._store.spool(ticket.feed, ticket.generation)
+        if action.type == LEND:
+            return [flight.Result(msgspec.json.encode(self._lend(spool, ticket)))]
+        for window in ticket.windows:
             spool.free(*window)
         return []
+
+    def _lend(self, spool: Spool, ticket: FetchTicket) -> list[Lent]:
+        """Send the windows' files to an agent on this machine: none, if it is on another one."""
+        name, lent = ticket.fd_socket, list[Lent]()
+        with self._lending:
+            sender = self._fd_senders.get(name) or FdSender.connect(name, self._token)
+            if sender is None:
+                return lent
+            self._fd_senders[name] = sender
+            try:
+                for window in ticket.windows:
+                    fd, start = spool.lend(*window)
+                    try:
+                        lent.append(Lent(sender.send(fd), start))
+                    finally:
+                        os.close(fd)
+            except (FeedClosedError, OSError):  # the other agent asks for the rows, and is told why
+                self._fd_senders.pop(name).close()
+        return lent
 
     def shutdown(self) -> None:
         """Let calls end; disconnect those still running after a second.
 
         gRPC itself waits for them for ever. A feeder that waits for another node says nothing.
         """
-        self._fd_receiver.close()
+        self.fd_receiver.close()
+        with self._lending:
+            for sender in self._fd_senders.values():
+                sender.close()
+            self._fd_senders.clear()
         hanging_up = threading.Timer(_CALLS_END_S, _hang_up, [self.port])
         hanging_up.daemon = True
         hanging_up.start()

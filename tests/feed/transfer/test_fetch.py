@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from msgspec import structs
 
 from sparkdl.control.channel import EndMark, Reclaim
 from sparkdl.control.messages import Assign, AssignedRange, EpochEnd, FeedBegin, FeedCut, FeedEnd
@@ -40,8 +41,9 @@ def range_of(number: int = 0, skip: int = 0, rows: int = 100, start: int = 0) ->
     return AssignedRange(0, number, skip, rows, ((0, start, start + rows),))
 
 
-def assign(node: LocalNode, uri: str, *assigned: AssignedRange) -> None:
-    node.call(lambda: node.feeds.on_driver_message(Assign(FEED, 0, "run", assigned, {0: uri})))
+def assign(node: LocalNode, uri: str, *assigned: AssignedRange, in_order: bool = False) -> None:
+    order = Assign(FEED, 0, "run", assigned, {0: uri}, in_order=in_order)
+    node.call(lambda: node.feeds.on_driver_message(order))
 
 
 def test_windows_are_fetched_in_order_and_freed_at_their_holder() -> None:
@@ -65,6 +67,30 @@ def test_rows_that_were_fetched_are_covered_by_their_partition() -> None:
         values(node.reader())
         used = node.link.feeds.positions(None)[0]
         assert node.call(lambda: node.feeds.coverage(used)) == {FEED: {0: {0: ((40, 130),)}}}
+
+
+@pytest.mark.parametrize("large", [1, 1 << 30], ids=["entered", "copied"])
+@pytest.mark.parametrize("are_near", [True, False], ids=["on one machine", "on two"])
+def test_rows_in_an_order_come_as_files_on_one_machine(
+    monkeypatch: pytest.MonkeyPatch, are_near: bool, large: int
+) -> None:
+    monkeypatch.setattr(fetch, "_LARGE_NBYTES", large)
+    monkeypatch.setattr(*(fetch.Fetcher, "_get") if are_near else (fetch.Log, "share"), None)
+    with holder_and_fetcher() as (holder, node):
+        if not are_near:
+            monkeypatch.setattr(node.feeds._receiver.fd_receiver, "name", "elsewhere")
+        for each, start in ((holder, 0), (holder, 100), (node, 200)):
+            spool(each, start)
+        own = structs.replace(range_of(0, 20, 50, 220), holder=1)
+        ranges = (range_of(1, 5, 90, 105), own, range_of(0, 1, 30, 1), range_of(1, 0, 5, 100))
+        assign(node, holder.uri, *ranges, in_order=True)
+        node.wait_received(175)
+        node.end_epoch(0, {1: 175})
+        expected = [*range(105, 195), *range(220, 270), *range(1, 31), *range(100, 105)]
+        assert values(node.reader()) == expected
+        left = (70 + 5) * NBYTES // 100
+        assert until(lambda: abs(holder.feeds.store.budget.used_nbytes - left) < 4)
+        assert not node.feeds._feeds[FEED].fetcher._borrowed
 
 
 def test_marks_wait_until_the_rows_before_them_are_here() -> None:
