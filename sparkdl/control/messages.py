@@ -268,7 +268,7 @@ class CheckpointCommit(Message, frozen=True):
 
 
 class Gather(Message, frozen=True):
-    """A node's value for the gathering `number`, which counts its calls of `ctx.all_gather`."""
+    """A node's value for the gathering `number`: even ones are its calls of `ctx.all_gather`."""
 
     generation: int
     number: int

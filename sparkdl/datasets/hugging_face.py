@@ -48,7 +48,7 @@ def hf_dataset(batches: EpochBatches, is_resumed: bool = False) -> Any:
             f"ctx.hf_dataset needs Hugging Face's datasets ({error}): pip install datasets"
         ) from error
     let_accelerate_keep_batches()
-    sample = batches.reader.peek_batch(is_needed=True)
+    sample = batches.peek()
     features = None
     if sample is not None:
         columns = plain(batches.sample(sample), with_ragged=True)

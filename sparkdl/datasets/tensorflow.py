@@ -38,7 +38,7 @@ def tf_dataset(
     """
     import tensorflow as tf
 
-    first = batches.reader.peek_batch(is_needed=True)
+    first = batches.peek()
     if first is None:
         raise batches.reader.end_of_feed()
     specs = specs_of(batches, batches.sample(first))

@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -515,7 +516,11 @@ class NodeContext(LegacyContext):
         if not role.is_fed:  # it reads a feed for its role
             alike = tuple(each for each in self.world.members if each.role == role)
         nodes = tuple(member.node.node_id for member in alike)
-        return Slices(rows, nodes, nodes.index(self.member.node.node_id))
+        index, settings = nodes.index(self.member.node.node_id), self._spec.settings.feeding
+        of = (settings.timeout_s, self.member.node.name, self.generation)
+        is_with_all = alike == self.world.trainers
+        first_row = partial(self._link.first_row, index == 0, of) if is_with_all else None
+        return Slices(rows, nodes, index, first_row)
 
     def _check_trains(self, calls: str) -> None:
         if not self.member.role.is_trainer or self.member.role.is_server:

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from sparkdl.control.channel import (
     Consumed,
     EndMark,
@@ -45,6 +47,7 @@ from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.files import MEMORY_NBYTES, OwnFiles
 from sparkdl.feed.reader.reader import FeedMessage, FeedReader, FeedRegistry, TrainingWatch
 from sparkdl.frameworks.independent_models import IndependentModelCheck
+from sparkdl.values.batches import from_ipc, to_ipc
 
 
 class FeedReaders:
@@ -204,8 +207,14 @@ def _meant(read: list[str], batches: int) -> str:
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_ANSWERS = (CheckpointCommit, AllGathered)
-"""The messages that this process waits for."""
+
+class _Gatherings:
+    """Those of one kind, one at a time: the driver puts values together by their number."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.calls = 0
+        self.ended: queue.Queue[AllGathered] = queue.Queue()
 
 
 class AgentLink:
@@ -215,9 +224,9 @@ class AgentLink:
         self._sock = sock
         self._send_lock = threading.Lock()  # the frames of two threads must not mix
         self._starts: queue.Queue[tuple[Start, int] | None] = queue.Queue()
-        self._answers: dict[type, queue.Queue[Any]] = {kind: queue.Queue() for kind in _ANSWERS}
-        self._gathers = threading.Lock()
-        self._num_gathered = 0
+        self._commits: queue.Queue[CheckpointCommit] = queue.Queue()
+        self._gatherings = _Gatherings(), _Gatherings()
+        self._first_rows: dict[str, pa.RecordBatch] = {}
         self.feeds = FeedReaders(self.send)
         self._is_closing = False
         self._look_s: float | None = None
@@ -248,28 +257,46 @@ class AgentLink:
 
     def wait_commit(self, step: int, deadline: Deadline) -> CheckpointCommit | None:
         """Wait for a reply about the checkpoint of `step`; `None` if there was none in time."""
-        return self._wait(CheckpointCommit, lambda reply: reply.step == step, deadline)
+        return wait_for_nodes(self._commits, lambda reply: reply.step == step, deadline)
 
-    def all_gather(self, value: Any, timeout_s: float, node: str, generation: int) -> list[Any]:
+    def first_row(
+        self, is_first: bool, of: tuple[float, str, int], reader: FeedReader
+    ) -> pa.RecordBatch:
+        """Return a row of the first node, for nodes that have none; all call it alike."""
+        with self._gatherings[1].lock:
+            if (row := self._first_rows.get(reader.feed)) is None:
+                own = reader.peek_batch(is_needed=True) if is_first else None
+                data, *_ = self._gather(1, own and to_ipc(own.slice(0, 1)), *of)
+                row = self._first_rows[reader.feed] = from_ipc(data)
+            return row
+
+    def all_gather(self, value: Any, *args: Any) -> list[Any]:
         """Return the values that all nodes gave to this call, see `NodeContext.all_gather`."""
+        with self._gatherings[0].lock:
+            return self._gather(0, value, *args)
+
+    def _gather(
+        self, kind: int, value: Any, timeout_s: float, node: str, generation: int
+    ) -> list[Any]:
         try:
             data = encode_value(value)
         except ResultError as error:
             raise ConfigError(f"ctx.all_gather cannot send this value: {error}") from None
-        # One at a time: the driver puts values together by their number, which is the call's.
-        with self._gathers:
-            number, self._num_gathered = self._num_gathered, self._num_gathered + 1
-            self.send(Gather(generation, number, data))
-            deadline = Deadline.after(timeout_s)
-            end = self._wait(AllGathered, lambda end: end.number == number, deadline)
+        gatherings = self._gatherings[kind]
+        number, gatherings.calls = 2 * gatherings.calls + kind, gatherings.calls + 1
+        self.send(Gather(generation, number, data))
+        deadline = Deadline.after(timeout_s)
+        end = wait_for_nodes(gatherings.ended, lambda end: end.number == number, deadline)
         if end is None:
             raise CoordinationError(
                 f"not all nodes called ctx.all_gather or ctx.barrier within {timeout_s:g} s; this "
-                f"was call {number + 1} of {node}. cluster.stacks() shows what the nodes are doing"
+                f"was call {gatherings.calls} of {node}. cluster.stacks() shows what the nodes are "
+                "doing"
             )
         if end.problem:
             raise CoordinationError(
-                f"call {number + 1} of ctx.all_gather or ctx.barrier cannot complete: {end.problem}"
+                f"call {gatherings.calls} of ctx.all_gather or ctx.barrier cannot complete: "
+                f"{end.problem}"
             )
         return [decode_value(part) for part in end.values]
 
@@ -326,13 +353,12 @@ class AgentLink:
                 # it runs.
                 self.feeds.begin(message, self._watch_training(message))
                 self._starts.put((message, fd))
-            case CheckpointCommit() | AllGathered():
-                self._answers[type(message)].put(message)
+            case CheckpointCommit():
+                self._commits.put(message)
+            case AllGathered(_, number):
+                self._gatherings[number % 2].ended.put(message)
             case _:
                 self.feeds.take(message, fd)
-
-    def _wait(self, kind: type[T], is_wanted: Callable[[T], bool], deadline: Deadline) -> T | None:
-        return wait_for_nodes(self._answers[kind], is_wanted, deadline)
 
     def _watch_training(self, start: Start) -> TrainingWatch:
         spec, own = start.spec, start.world.member(start.node_id)

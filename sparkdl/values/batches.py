@@ -18,6 +18,18 @@ def join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return batch
 
 
+def to_ipc(batch: pa.RecordBatch) -> bytes:
+    """Return a batch as an Arrow IPC stream; of a slice only its rows."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def from_ipc(data: bytes) -> pa.RecordBatch:
+    return pa.ipc.open_stream(data).read_next_batch()
+
+
 def join_small(
     batches: Iterator[pa.RecordBatch], min_nbytes: int, max_wait_s: float | None = None
 ) -> Iterator[pa.RecordBatch]:

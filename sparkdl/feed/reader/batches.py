@@ -81,11 +81,13 @@ class Slices:
     Attributes:
         nodes: the ids of those that share a batch, by rank.
         index: of this node among them.
+        first_row: has the first node's row sent to all, where nodes have none.
     """
 
     batch_rows: int
     nodes: tuple[int, ...]
     index: int
+    first_row: Callable[[FeedReader], pa.RecordBatch] | None = field(default=None, compare=False)
 
     def of(self, rows: int, index: int | None = None) -> int:
         """Return how many of a batch's rows this node gets, or another one."""
@@ -189,6 +191,16 @@ class EpochBatches:
         self.sparse = tuple(self.sparse)  # equal options continue an iteration
         if self.sparse:
             csr_array()
+
+    def peek(self) -> pa.RecordBatch | None:
+        """Wait for rows of the feed, which tell the types; `None` at its end."""
+        row = self.first_row()
+        return self.reader.peek_batch(is_needed=True) if row is None else row
+
+    def first_row(self) -> pa.RecordBatch | None:
+        """Return a row of another node, if this epoch is a batch with fewer rows than nodes."""
+        send = self.slices and self.slices.first_row
+        return send(self.reader) if send and self.reader.is_short() else None
 
     def sample(self, batch: pa.RecordBatch) -> Columns:
         """Return the rows of a segment as a batch of the epoch has them; of vectors the first."""
@@ -391,7 +403,7 @@ class _Epoch:
         return True
 
     def _begin(self) -> bool:
-        """Wait for the epoch, and prepare its random order; false once another has claimed."""
+        """Wait for the epoch, and prepare it; false once another has claimed."""
         epoch = self._reader.wait_epoch(self._owner, begins=not self._is_continued)
         if epoch is not None and self._of.shuffle:
             # An epoch that begins again has another order: it may be left early again.
@@ -399,6 +411,8 @@ class _Epoch:
             random = np.random.default_rng((self._of.seed, epoch, *[again] * (again > 0)))
             self._reader.reorder(self._owner, random)
             self._rows.shuffle(random, self._of.shuffle)
+        if epoch is not None and (row := self._of.first_row()) is not None:
+            self._last = to_columns(row, self._of.stored, True, self._of.sparse)
         return epoch is not None
 
     def _gather(self, item: Item) -> None:
@@ -430,10 +444,7 @@ class _Epoch:
         of = self._of
         if of.slices is not None:
             total = self._total(of.slices)
-            steps = agreed_steps([total], of.slices.batch_rows, of.tail)
-            if steps == 1 and mark is not None and mark.rows and min(mark.rows.values()) == 0:
-                raise too_few_rows(mark)
-            return steps
+            return agreed_steps([total], of.slices.batch_rows, of.tail)
         if of.is_even and mark is None and (of.tail == "drop" or of._carried):
             return self._steps  # the feed has ended: no other node takes a step for carried rows
         if of.is_even and mark is not None and mark.rows:

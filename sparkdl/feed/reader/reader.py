@@ -305,6 +305,14 @@ class FeedReader:
                 raise too_few_rows(cursor.mark)
             return None
 
+    def is_short(self) -> bool:
+        """Wait until it is known whether some nodes have rows of the epoch, and others none."""
+        cursor = self._cursor
+        with self._changed:
+            self._wait_row(lambda: cursor.now.granted > 0 or cursor.is_complete)
+            rows = cursor.mark.rows.values() if cursor.mark else ()
+            return sum(rows) > min(rows, default=0) == 0
+
     def has_epoch(self) -> bool:
         """Wait until there is an epoch to read, or the rest of one; false at the feed's end."""
         with self._changed:

@@ -26,6 +26,7 @@ from sparkdl.core.errors import ConfigError, FeedTypeError, ReadError
 from sparkdl.core.imports import quick_imports
 from sparkdl.node.resources import work_root
 from sparkdl.node.task import Problem
+from sparkdl.values.batches import from_ipc, to_ipc
 from sparkdl.values.columns import convert
 from sparkdl.values.ndarrays import Array
 
@@ -142,7 +143,7 @@ def store(
                             np.ascontiguousarray(values).data, digests[index]
                         )
                 if batch.num_rows and not rows:
-                    sample = _as_sample(batch.slice(0, 1))
+                    sample = to_ipc(batch.slice(0, 1))
                     writer = stack.enter_context(pa.ipc.new_file(str(draft), batch.schema))
                 if batch.num_rows:
                     writer.write_batch(batch)
@@ -155,16 +156,9 @@ def store(
         draft.unlink(missing_ok=True)
 
 
-def _as_sample(row: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, row.schema) as writer:
-        writer.write_batch(row)
-    return bytes(sink.getvalue())
-
-
 def read_sample(content: bytes, columns: Sequence[str]) -> dict[str, Array]:
     """Return the row that `store` has taken as a sample, by column `[1, …]`."""
-    row = pa.ipc.open_stream(content).read_next_batch()
+    row = from_ipc(content)
     return {name: values_of(name, x) for name, x in zip(columns, row.columns, strict=True)}
 
 

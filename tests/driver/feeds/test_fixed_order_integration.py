@@ -63,6 +63,11 @@ def files(tmp_path: Path) -> Any:
     return sparkdl.parquet(str(tmp_path / "all.parquet"))
 
 
+def test_batch_with_fewer_rows_than_nodes_is_one_behind_a_restart_too(tmp_path: Path) -> None:
+    rows = 5 * BATCH + 1
+    assert trained(3, range(rows), {"deaths": {0: (1, 6)}}, tmp_path) == 2 * of_data(rows)
+
+
 def test_batches_are_those_of_the_data_on_any_number_of_nodes(files: Any) -> None:
     assert trained(2, range(ROWS), {}) == 2 * of_data()
     assert trained(3, files, {"tail": "pad"}) == 2 * of_data()
