@@ -323,13 +323,18 @@ class FeedBegin(Message, frozen=True):
 
 
 class ReadShare(Message, frozen=True):
-    """Read these rows of files into the spool, as rows of partition 0; the rest as in `Assign`."""
+    """Read these rows of files into the spool, as rows of partition 0; the rest as in `Assign`.
+
+    Attributes:
+        in_order: the rows may wait for all others.
+    """
 
     feed: str
     epoch: int
     share: Share
     run: str = ""
     keep: bool = False
+    in_order: bool = False
 
 
 class AssignedRange(msgspec.Struct, frozen=True, array_like=True):

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from operator import itemgetter
 from random import Random
+from typing import Any
 
 from sparkdl.control.messages import SpooledRange
 from sparkdl.control.rows import PartRows
@@ -52,6 +53,7 @@ class OrderedTable(RowTable):
         self._nodes, self._batch_rows = tuple(nodes), batch_rows
         self._ends.update(ends)
         self._are_all_here = False
+        self._is_shuffled = random is not None
         self._done = {number: merge_ranges(ranges) for number, ranges in done.items()}
         self._pieces: dict[int, list[tuple[int, int, SpooledRange]]] = {}
         self._dealt: dict[int, list[Range]] = {}
@@ -62,6 +64,10 @@ class OrderedTable(RowTable):
     def _enter(self, holder: int, piece: SpooledRange, now_s: float) -> None:
         pieces = self._pieces.setdefault(piece.partition, [])
         insort(pieces, (piece.start, holder, piece), key=itemgetter(0))
+
+    def add(self, *args: Any, is_full: bool = False) -> list[SpooledRange]:
+        self.is_stuck |= is_full and self._is_shuffled and not self._are_all_here
+        return super().add(*args)
 
     def is_complete(self, num_rows: Mapping[int, int]) -> bool:
         """Return whether all rows have come, and are assigned."""

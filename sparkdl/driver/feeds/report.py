@@ -190,6 +190,15 @@ def stall_error(state: Delivering | Cutting | Reading) -> FeedTimeoutError:
     )
 
 
+def no_room(run: Run, node_id: int) -> ConfigError:
+    name = next(m.node.name for m in run.members if m.node.node_id == node_id)
+    return ConfigError(
+        f"feed {run.spec.feed!r}: the rows of {name} take more than its memory and disk for feeds, "
+        "where shuffle='global' in a fixed order lets them wait for all others. Raise Feeding("
+        "memory_nbytes=…, disk_nbytes=…), use more nodes, or leave shuffle out"
+    )
+
+
 def warn_of_lost(name: str, calls: list[Call]) -> list[Action]:
     rows = sum(max(0, sum(call.shape.rows.values()) - call.rows_covered) for call in calls)
     if not rows:

@@ -83,7 +83,10 @@ class RowTable:
     Attributes:
         rows_moved: rows assigned to a node from another node's agent.
         due_s: when to assign again without an event.
+        is_stuck: it waits for rows for which an agent has no room.
     """
+
+    is_stuck = False
 
     def __init__(
         self, ahead: Mapping[int, int], done: PartRows, random: Random | None = None

@@ -33,7 +33,14 @@ from sparkdl.core.errors import ConfigError, FeedClosedError, ReadError, Sparkdl
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call
-from sparkdl.driver.feeds.report import covered_report, no_rows, report, stall_error, warn_of_lost
+from sparkdl.driver.feeds.report import (
+    covered_report,
+    no_room,
+    no_rows,
+    report,
+    stall_error,
+    warn_of_lost,
+)
 from sparkdl.driver.feeds.state import (
     Action,
     Answer,
@@ -231,9 +238,10 @@ def _share_out(feed: Feed, run: Run, source: ParquetSource) -> Step[Delivering]:
     # Without a node the call is unwanted, as the next look finds.
     counts, done = feed.nodes.active(run.node_ids), spec.done.get(0, ())
     shares = source.shares(len(counts), done=done, in_turns=spec.in_order) if counts else ()
+    is_shuffled = spec.in_order and run.call.request.shuffle is not None
     actions: list[Action] = []
     for node_id, share in zip(counts, shares, strict=True):
-        order = ReadShare(spec.feed, spec.epoch, share, spec.run, spec.keep)
+        order = ReadShare(spec.feed, spec.epoch, share, spec.run, spec.keep, is_shuffled)
         actions.append(Send(order, frozenset({node_id}), spec.generation))
     return Delivering(feed, run, run.quiet_s, num_rows={0: source.num_rows}), actions
 
@@ -568,7 +576,9 @@ def _spooled(state: S, event: RowsSpooled, now_s: float) -> Step[S]:
         ranges: Iterable[SpooledRange] = spooled.ranges
         if table is not None and spooled.epoch == epoch:
             error = error or _other_rows(run, ranges)
-            ranges = table.add(node_id, ranges, spooled.room_nbytes, now_s, spooled.is_full)
+            ranges = table.add(node_id, ranges, spooled.room_nbytes, now_s, is_full=spooled.is_full)
+            if table.is_stuck:
+                error = error or no_room(run, node_id)
         # Without a table of their epoch, no node reads these rows.
         if ranges := tuple(ranges):
             actions.append(_free(node_id, spooled.feed, spooled.epoch, ranges, generation))

@@ -105,6 +105,9 @@ class Budget:
     def num_segments(self) -> int:
         return self._segments.total()
 
+    def holds_only(self, pool: Pool, feed: str) -> bool:
+        return {key for key, segments in self._segments.items() if segments} <= {(pool, feed)}
+
     def acquire(
         self, pool: Pool, feed: str, nbytes: int, may_spill: bool, in_order: bool = False
     ) -> Room:

@@ -152,8 +152,10 @@ class Spool(SegmentBuffer):
         return request.in_order or (request.keep and self._rows_may_spill())
 
     def _note_full(self, request: AppendRequest) -> None:
-        # Without ranges this reports a full spool.
-        self._on_spooled(self.feed, request.epoch, [])
+        # Without ranges this reports a full spool. Rows in an order wait for others all the same: it
+        # counts once nothing else could make room.
+        if not request.in_order or self._budget.holds_only(Pool.SPOOL, self.feed):
+            self._on_spooled(self.feed, request.epoch, [])
 
     def _enter(self, segment: StoredSegment) -> None:
         self._on_spooled(self.feed, segment.epoch, self._ranges(segment))
@@ -210,7 +212,9 @@ class ShareLoader(threading.Thread):
 
     def run(self) -> None:
         order = self._order
-        request = AppendRequest(order.epoch, keep=order.keep, run=order.run)
+        request = AppendRequest(
+            order.epoch, keep=order.keep, run=order.run, in_order=order.in_order
+        )
         try:
             # Ends the decoding threads when the rows are not wanted any more.
             with closing(read_within(order.share, self._memory_nbytes)) as batches:

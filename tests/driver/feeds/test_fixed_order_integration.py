@@ -59,8 +59,16 @@ def of_data(rows: int = ROWS) -> Steps:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Any:
-    pq.write_table(pa.table({"value": range(ROWS)}), tmp_path / "all.parquet", row_group_size=90)
+    rows = pa.table({"value": range(ROWS), "more": [bytes(1000)] * ROWS})
+    pq.write_table(rows, tmp_path / "all.parquet", row_group_size=90)
     return sparkdl.parquet(str(tmp_path / "all.parquet"))
+
+
+def test_shuffled_rows_without_room_to_wait_for_all_are_an_error_at_once(files: Any) -> None:
+    little = Feeding(global_batch_size=BATCH, memory_nbytes=1 << 14, disk_nbytes=0)
+    with launch(use, {}, 2, feeding=little) as cluster:
+        with pytest.raises(ConfigError, match="take more than its memory and disk for feeds"):
+            cluster.feed(files, shuffle="global")
 
 
 def test_batch_with_fewer_rows_than_nodes_is_one_behind_a_restart_too(tmp_path: Path) -> None:
