@@ -29,6 +29,27 @@ BATCH_BLOCKS = 16
 """Rows are shuffled in blocks of consecutive rows, so many of which make a batch."""
 _MAX_BATCHES, _MAX_AHEAD = 128, 8192
 """The most that are dealt in one step, so that others have their turn, and in advance."""
+_WORD = (1 << 64) - 1
+
+
+def permutation(size: int, random: Random) -> Iterator[int]:
+    """Yield the numbers below `size` in an order that `random` gives; none of them is stored.
+
+    A Feistel network of four rounds permutes the numbers of an even number of bits; those that are
+    too large are permuted again (Black and Rogaway: Ciphers with Arbitrary Finite Domains, 2002).
+    """
+    bits = (size.bit_length() + 1) // 2
+    mask, keys = (1 << bits) - 1, [random.getrandbits(64) | 1 for _ in range(4)]
+    for number in range(size):
+        while True:
+            left, right = number >> bits, number & mask
+            for key in keys:
+                mixed = (right + key) * key & _WORD
+                left, right = right, left ^ (mixed ^ mixed >> 32) * key >> 40 & mask
+            number = left << bits | right
+            if number < size:
+                break
+        yield number
 
 
 class OrderedTable(RowTable):
@@ -146,10 +167,9 @@ class OrderedTable(RowTable):
             yield None
         ends = [0, *accumulate(self._ends[number] for number in range(len(self._ends)))]
         rows = max(1, self._batch_rows // BATCH_BLOCKS)
-        starts, known = [*range(0, ends[-1], rows)], {n: [*done] for n, done in self._done.items()}
-        random.shuffle(starts)
-        for start in starts:
-            stop = min(start + rows, ends[-1])
+        known = {number: [*done] for number, done in self._done.items()}
+        for block in permutation(-(-ends[-1] // rows), random):
+            start, stop = block * rows, min(block * rows + rows, ends[-1])
             while start < stop:
                 number = bisect_right(ends, start) - 1
                 first, last = ends[number], min(stop, ends[number + 1])

@@ -152,8 +152,8 @@ class Spool(SegmentBuffer):
         return request.in_order or (request.keep and self._rows_may_spill())
 
     def _note_full(self, request: AppendRequest) -> None:
-        # Without ranges this reports a full spool. Rows in an order wait for others all the same: it
-        # counts once nothing else could make room.
+        # Without ranges this reports a full spool. Rows in an order wait for others all the same,
+        # so it counts once nothing else could make room.
         if not request.in_order or self._budget.holds_only(Pool.SPOOL, self.feed):
             self._on_spooled(self.feed, request.epoch, [])
 
