@@ -1,4 +1,4 @@
-"""Record batches of another size with the same rows: joined, or cut."""
+"""Record batches with the same rows in another form: joined, cut, as bytes."""
 
 from __future__ import annotations
 

@@ -66,9 +66,9 @@ def files(tmp_path: Path) -> Any:
 
 def test_shuffled_rows_without_room_to_wait_for_all_are_an_error_at_once(files: Any) -> None:
     little = Feeding(global_batch_size=BATCH, memory_nbytes=1 << 14, disk_nbytes=0)
-    with launch(use, {}, 2, feeding=little) as cluster:
-        with pytest.raises(ConfigError, match="take more than its memory and disk for feeds"):
-            cluster.feed(files, shuffle="global")
+    too_little = pytest.raises(ConfigError, match="take more than its memory and disk for feeds")
+    with launch(use, {}, 2, feeding=little) as cluster, too_little:
+        cluster.feed(files, shuffle="global")
 
 
 def test_batch_with_fewer_rows_than_nodes_is_one_behind_a_restart_too(tmp_path: Path) -> None:
