@@ -207,6 +207,8 @@ def _meant(read: list[str], batches: int) -> str:
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_CALLS = ("ctx.all_gather or ctx.barrier", "for a batch with fewer rows than nodes")
+
 
 class _Gatherings:
     """Those of one kind, one at a time: the driver puts values together by their number."""
@@ -270,10 +272,10 @@ class AgentLink:
                 row = self._first_rows[reader.feed] = from_ipc(data)
             return row
 
-    def all_gather(self, value: Any, *args: Any) -> list[Any]:
+    def all_gather(self, value: Any, timeout_s: float, node: str, generation: int) -> list[Any]:
         """Return the values that all nodes gave to this call, see `NodeContext.all_gather`."""
         with self._gatherings[0].lock:
-            return self._gather(0, value, *args)
+            return self._gather(0, value, timeout_s, node, generation)
 
     def _gather(
         self, kind: int, value: Any, timeout_s: float, node: str, generation: int
@@ -289,14 +291,13 @@ class AgentLink:
         end = wait_for_nodes(gatherings.ended, lambda end: end.number == number, deadline)
         if end is None:
             raise CoordinationError(
-                f"not all nodes called ctx.all_gather or ctx.barrier within {timeout_s:g} s; this "
-                f"was call {gatherings.calls} of {node}. cluster.stacks() shows what the nodes are "
+                f"not all nodes called {_CALLS[kind]} within {timeout_s:g} s; this was "
+                f"call {gatherings.calls} of {node}. cluster.stacks() shows what the nodes are "
                 "doing"
             )
         if end.problem:
             raise CoordinationError(
-                f"call {gatherings.calls} of ctx.all_gather or ctx.barrier cannot complete: "
-                f"{end.problem}"
+                f"call {gatherings.calls} of {_CALLS[kind]} cannot complete: {end.problem}"
             )
         return [decode_value(part) for part in end.values]
 
