@@ -236,7 +236,9 @@ class Controller:
             case msg.Gather():
                 self._note_gathering(agent_id, message)
             case msg.BoardStarted():
-                self._note_tensorboard(message)
+                with self.changed:
+                    self.view.tensorboard = message
+                    self.changed.notify_all()
             case msg.LogLines() if node_id is not None:
                 self.events.publish(events.Logged, self._name(node_id), message)
             case msg.Fetched(text, number):
@@ -394,11 +396,6 @@ class Controller:
 
     def _notify(self) -> None:
         with self.changed:
-            self.changed.notify_all()
-
-    def _note_tensorboard(self, message: msg.BoardStarted) -> None:
-        with self.changed:
-            self.view.tensorboard = message
             self.changed.notify_all()
 
     def _note_checkpoint(

@@ -14,6 +14,7 @@ from sparkdl.core.exchange import mark_collective_used
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import FIRST_TIME, Member, Resume, World
+from sparkdl.datasets.mesh import equal_share
 from sparkdl.feed.reader.batches import EpochBatches, Slices, Tail
 from sparkdl.feed.reader.files import FileOrder
 from sparkdl.frameworks.framework import framework_named
@@ -484,7 +485,7 @@ class NodeContext(LegacyContext):
 
     def _share_of(self, batch_size: int | None, shared: Any) -> int | None:
         if batch_size is not None:
-            return int(shared.share_of(batch_size))
+            return equal_share(batch_size, shared.members)
         if shared.members > 1:
             raise ConfigError(
                 "Feeding(global_batch_size=…) gives each node rows of its own, and on this mesh "

@@ -164,16 +164,13 @@ def needs(nodes: int) -> str:
     return f"{count(nodes, 'node')} need{'s' if nodes == 1 else ''} {count(nodes, 'task slot')}"
 
 
-def _feeds_beside(spec: ClusterSpec, topology: Topology) -> bool:
-    return spec.is_fed and not topology.is_dynamic and is_attached(spec, False)
-
-
 def _fits(spec: ClusterSpec, topology: Topology, gpus: float) -> bool:
     if topology.room(topology.task_cpus, gpus) < spec.num_tasks:
         return False
     by_gpus = math.ceil(gpus / topology.task_gpus) if topology.task_gpus else 0
     taken = spec.num_tasks * max(1, by_gpus)
-    return not _feeds_beside(spec, topology) or topology.slots > taken
+    feeds_beside = spec.is_fed and not topology.is_dynamic and is_attached(spec, False)
+    return not feeds_beside or topology.slots > taken
 
 
 def _refusal(spec: ClusterSpec, topology: Topology, gpus: float) -> SparkdlError:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
+
+from pyspark.sql import SparkSession
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import context_of
@@ -22,14 +24,9 @@ from sparkdl.core.namesakes import missing_name
 from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.driver.executors.sessions import session_of
 from sparkdl.driver.launch import launch
-from sparkdl.driver.options import Observe, reads_own_data
+from sparkdl.driver.options import LogLine, Observe, reads_own_data
 from sparkdl.horovod.spark.task import Task
 from sparkdl.torch_program import value_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from sparkdl.driver.options import LogLine
 
 _log = logging.getLogger(__name__)
 __getattr__ = partial(missing_name, __name__)

@@ -107,6 +107,11 @@ class NetworkEstimator(
         """Return what `setCallbacks` was given."""
         return self._callbacks
 
+    def _check_made(self) -> None:
+        if self._made is None:
+            name = type(self).__name__
+            raise ConfigError(f"{name} has no model: give it one, {name}(model=…)")
+
     def _task_fields(self) -> dict[str, Any]:
         outputs = self.getOutputMapping().values() or [self.getPredictionCol()]
         check_types(self.getOutputTypes(), outputs)  # or the model's first transform would fail
