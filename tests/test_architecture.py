@@ -116,7 +116,7 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "data": 844,
     "datasets": 1_822,
     "diagnosis": 1_069,
-    "driver": 9_264,
+    "driver": 9_256,
     "feed": 5_528,
     "frameworks": 1_296,
     "horovod": 5_468,
@@ -470,9 +470,7 @@ BAD: tuple[tuple[Rule, dict[str, str], str], ...] = (
     (dependencies_point_one_way, {"core__a": "from house.node import b"}, "core/a.py:1 imports"),
     (dependencies_point_one_way, {"core__a": "from ..node.b import c"}, "house.node.b.c"),
     (dependencies_point_one_way, {"core__a": "def f():\n  import house.node"}, "layer 1 may not"),
-    (dependencies_point_one_way, {"driver__a": "import house.ml.page"}, "may not know"),
     (dependencies_point_one_way, {"node__a": "import house"}, "may not know"),
-    (dependencies_point_one_way, {"feed__a": "import house.data.x"}, "may not know"),
     (dependencies_point_one_way, {"novel__a": ""}, "novel has no layer yet"),
     (
         imports_make_no_circles,
