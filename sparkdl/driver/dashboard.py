@@ -199,7 +199,12 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
     if not is_available():
         raise FrameworkMissingError("dashboard=True: bokeh is not installed: pip install bokeh")
     try:
-        return _running_dashboard(host)
+        with _lock:
+            if not _running or not _running[0].is_there:
+                found = Environment.read()
+                host = found.dashboard_host or host
+                _running[:] = [Dashboard(host, found.dashboard_ports, found.dashboard_prefix)]
+            return _running[0]
     except (OSError, ConfigError) as error:
         # By default a launch must not fail for want of a dashboard.
         if wanted:
@@ -211,12 +216,3 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
 _lock = threading.Lock()
 _running: list[Dashboard] = []
 """The one dashboard of this program, if there is one."""
-
-
-def _running_dashboard(host: str) -> Dashboard:
-    with _lock:
-        if not _running or not _running[0].is_there:
-            found = Environment.read()
-            host = found.dashboard_host or host
-            _running[:] = [Dashboard(host, found.dashboard_ports, found.dashboard_prefix)]
-        return _running[0]

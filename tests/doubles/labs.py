@@ -94,12 +94,18 @@ def lab(
         cluster.results(_DONE_S)
 
 
-def lab_of(framework: str, size: int, **options: Any) -> Any:
-    """Return a fixture: a lab for the tests of a module; for the arguments see `lab`."""
+def lab_of(framework: str, size: int, *, saves: bool = False, **options: Any) -> Any:
+    """Return a fixture: a lab for the tests of a module; for the arguments see `lab`.
+
+    Args:
+        saves: the nodes keep checkpoints, in its folder.
+    """
 
     @pytest.fixture(scope="module")
     def made(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-        with lab(tmp_path_factory.mktemp("lab"), framework, size, **options) as started:
+        folder = tmp_path_factory.mktemp("lab")
+        saved: dict[str, Any] = {"checkpoint_dir": str(folder / "saved")} if saves else {}
+        with lab(folder, framework, size, **saved, **options) as started:
             yield started
 
     return made

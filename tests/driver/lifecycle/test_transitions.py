@@ -421,10 +421,6 @@ def test_a_sigkill_needs_no_other_failure_to_explain_a_restart(max_restarts: int
 DETACHED = {"placement": "detached"}
 
 
-def relaunched(actions: list[states.Action]) -> list[str]:
-    return [node.name for a in actions if isinstance(a, states.Relaunch) for node in a.nodes]
-
-
 def released(actions: list[states.Action]) -> list[str]:
     return [action.node.name for action in actions if isinstance(action, states.ForgetTask)]
 
@@ -518,7 +514,8 @@ def test_standby_that_takes_a_seat_gives_its_slot_back_too() -> None:
 def test_needed_roles_are_asked_for_before_others() -> None:
     play = Play(4, {"ps": 1}, min_nodes=2)
     lose(play, "d", "a")
-    assert relaunched(play.actions) == ["ps:0", "worker:2"]
+    asked = [action for action in play.actions if isinstance(action, states.Relaunch)]
+    assert [node.name for action in asked for node in action.nodes] == ["ps:0", "worker:2"]
 
 
 # Whatever happens.

@@ -237,13 +237,10 @@ def test_scorer_that_cannot_start_says_why(owner: subprocess.Popen[bytes]) -> No
 
 @pytest.mark.deep
 def test_scorer_without_tasks_ends_for_another_model_a_busy_one_does_not(connect: Connect) -> None:
-    def triple() -> Any:
-        return lambda columns: 3 * columns["x"]
-
     first = connect(function(double), Y)
     send(first, *range(SIZE))
     answer(first)
-    second = connect(function(triple), Y)
+    second = connect(function(lambda: lambda columns: 3 * columns["x"]), Y)
     send(second, *range(SIZE))
     assert answer(second) == [[3 * x for x in range(SIZE)]]
     send(first, *range(SIZE))
