@@ -147,12 +147,8 @@ class GlobalRows:
         groups = Counter(frozenset(held) for held in parts.values())
         own = frozenset(parts.get(jax.process_index(), ()))
         is_apart = sum(map(len, groups)) == len(frozenset().union(*groups))
-        if (
-            not own
-            or not is_apart
-            or len(set(groups.values())) > 1
-            or len(set(map(len, groups))) > 1
-        ):
+        are_equal = len(set(groups.values())) == len(set(map(len, groups))) == 1
+        if not (own and is_apart and are_equal):
             raise ConfigError(
                 f"by {sharding} the devices of {len(parts)} nodes hold overlapping rows, or "
                 "unequal numbers of them. Order them as ctx.mesh does, a node's devices together"

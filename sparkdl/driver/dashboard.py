@@ -192,9 +192,8 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
         wanted: None for one if it is installed, unless SPARKDL_DASHBOARD=0 says otherwise.
         host: the address that it listens at.
     """
-    if wanted is None and not (Environment.read().dashboard and is_available()):
-        return None
-    if wanted is False:
+    is_wanted = Environment.read().dashboard and is_available() if wanted is None else wanted
+    if not is_wanted:
         return None
     if not is_available():
         raise FrameworkMissingError("dashboard=True: bokeh is not installed: pip install bokeh")

@@ -265,13 +265,11 @@ class NodeContext(LegacyContext):
             dicts of the columns without both. See `sparkdl.datasets.torch.torch_dataset`.
         """
         from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
-        from sparkdl.datasets.torch import torch_dataset
+        from sparkdl.datasets.torch import SharedRows, torch_dataset
 
         patch_fit_for_feeds()
         shared = None
         if mesh is not None:
-            from sparkdl.datasets.torch import SharedRows
-
             shared = SharedRows(mesh, data_axis)
             batch_size = self._share_of(batch_size, shared)
             options = shared.in_step(options)
@@ -323,11 +321,9 @@ class NodeContext(LegacyContext):
                 `sparse`, columns of vectors that are each a `jax.experimental.sparse.BCOO`; not
                 with a sharding.
         """
-        from sparkdl.datasets.jax import JaxBatches
+        from sparkdl.datasets.jax import GlobalRows, JaxBatches
 
         if sharding is not None:
-            from sparkdl.datasets.jax import GlobalRows
-
             batch_size = self._share_of(batch_size, GlobalRows.of(sharding))
         # Full batches by default: a global array needs rows of every node, and XLA compiles each
         # new shape.

@@ -110,10 +110,8 @@ def _is_from_outside(failure: Failure) -> bool:
         return True
     if failure.kind == "signal":
         return failure.signal_number in _ENDED_FROM_OUTSIDE
-    return (
-        failure.kind in ("lost", "unreachable", "oom", "hang")
-        or _error_name(failure) in FROM_OUTSIDE
-    )
+    kinds = ("lost", "unreachable", "oom", "hang")
+    return failure.kind in kinds or _error_name(failure) in FROM_OUTSIDE
 
 
 def _error_name(failure: Failure) -> str:

@@ -117,10 +117,8 @@ def may_come(spec: ClusterSpec, topology: Topology) -> bool:
     """Whether the nodes do not fit, and executors are still to come."""
     # Dynamic allocation starts executors for waiting tasks only, so a wait before the job is in
     # vain.
-    return (
-        not (topology.is_dynamic or _fits(spec, topology, _node_gpus(spec, topology)))
-        and len(topology.cores) < topology.most
-    )
+    is_served = topology.is_dynamic or _fits(spec, topology, _node_gpus(spec, topology))
+    return not is_served and len(topology.cores) < topology.most
 
 
 @dataclass(frozen=True)
@@ -262,12 +260,8 @@ def read_topology(
     sc = context_of(spark)
     if sc is None:
         return None
-    deadline, silence, pause = (
-        Deadline.after(timeout_s),
-        Deadline.after(silent_s),
-        threading.Event(),
-    )
-    has_warned = False
+    deadline, silence = Deadline.after(timeout_s), Deadline.after(silent_s)
+    pause, has_warned = threading.Event(), False
     while True:
         topology = _topology(sc)
         if not may_come(spec, topology) or deadline.has_passed:

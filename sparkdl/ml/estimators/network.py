@@ -181,12 +181,11 @@ class NetworkEstimator(
         if not summary.results:
             raise ResultError("the chief's model did not reach the driver; see the log above")
         chief: dict[str, Any] = summary.results[0]
-        if not fetched:
-            if "content" in chief:
-                fetched = [ModelFile.of(chief["content"], self._format)]
-            else:
-                copy = partial(_copy, dataset.sparkSession, chief["path"])
-                fetched = [ModelFile(self._format, copy)]
+        if not fetched and "content" in chief:
+            fetched = [ModelFile.of(chief["content"], self._format)]
+        elif not fetched:
+            copy = partial(_copy, dataset.sparkSession, chief["path"])
+            fetched = [ModelFile(self._format, copy)]
         return fetched[0], msgspec.json.decode(chief["signature"], type=Signature), summary
 
     def _with_values(self, model: M, summary: TrainingSummary) -> M:
