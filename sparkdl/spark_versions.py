@@ -9,18 +9,15 @@ features that are slower or missing on older versions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyspark
-from pyspark.sql import types as t
+from pyspark.resource import ResourceProfile
+from pyspark.sql import DataFrame, Row, types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from sparkdl.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pyspark.resource import ResourceProfile
-    from pyspark.sql import DataFrame, Row
 
 IS_SPARK_3 = pyspark.__version__.startswith("3.")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
@@ -318,25 +318,19 @@ def spark_session_on(spark_sessions: SparkSessions) -> Iterator[Callable[[str], 
     spark_sessions.close()  # the JVM too, which this test may have started
 
 
-@pytest.fixture
-def spark_local(spark_sessions: SparkSessions) -> SparkSession:
-    """A session on `local[4]`."""
-    return spark_sessions.get(sessions.LOCAL)
+def _session_of(master: str) -> Any:
+    @pytest.fixture
+    def session(spark_sessions: SparkSessions) -> SparkSession:
+        return spark_sessions.get(master)
+
+    return session
 
 
-@pytest.fixture
-def spark_ml(spark_sessions: SparkSessions) -> SparkSession:
-    """A session on `local[4]` whose Python workers are born with TensorFlow and PyTorch."""
-    return spark_sessions.get(sessions.ML)
-
-
-@pytest.fixture
-def spark_cluster(spark_sessions: SparkSessions) -> SparkSession:
-    """A session on two executors of two slots."""
-    return spark_sessions.get(sessions.CLUSTER)
-
-
-@pytest.fixture
-def spark_standalone(spark_sessions: SparkSessions) -> SparkSession:
-    """A session on a standalone cluster: a master and two workers of three cores each."""
-    return spark_sessions.get(sessions.STANDALONE)
+spark_local = _session_of(sessions.LOCAL)
+"""A session on `local[4]`."""
+spark_ml = _session_of(sessions.ML)
+"""A session on `local[4]` whose Python workers are born with TensorFlow and PyTorch."""
+spark_cluster = _session_of(sessions.CLUSTER)
+"""A session on two executors of two slots."""
+spark_standalone = _session_of(sessions.STANDALONE)
+"""A session on a standalone cluster: a master and two workers of three cores each."""

@@ -95,13 +95,10 @@ def unknown_names(page: Path) -> Iterator[str]:
     for name in sorted(set(_DOTTED.findall("\n".join([inline, *code])))):
         if not _is_known(name.split(".")):
             yield f"{page.name}: there is no {name}"
+    roots = (ROOT, ROOT / "sparkdl", ROOT / "tests", page.parent)
     for file in sorted(set(_FILE.findall(inline))):
-        if not any((root / file).exists() for root in _roots(page)):
+        if not any((root / file).exists() for root in roots):
             yield f"{page.name}: there is no file {file}"
-
-
-def _roots(page: Path) -> tuple[Path, ...]:
-    return ROOT, ROOT / "sparkdl", ROOT / "tests", page.parent
 
 
 def _is_known(parts: list[str]) -> bool:
@@ -115,10 +112,6 @@ def _is_known(parts: list[str]) -> bool:
                 text += (ROOT / "sparkdl" / "core" / f"{home}.py").read_text()
             return not following or re.search(rf"\b{following[0]}\b", text) is not None
     return False
-
-
-def _name(page: Path) -> str:
-    return page.relative_to(ROOT).as_posix()
 
 
 def test_links_lead_somewhere() -> None:
@@ -147,7 +140,7 @@ def test_way_of_a_row_is_a_few_files_each_once() -> None:
 
 
 def test_lines_can_be_read_without_scrolling() -> None:
-    narrow = [page for page in pages() if _name(page) not in STILL_WIDE]
+    narrow = [page for page in pages() if page.relative_to(ROOT).as_posix() not in STILL_WIDE]
     assert not [wide for page in narrow for wide in wide_lines(page)]
 
 

@@ -74,9 +74,6 @@ class Store:
         found = mlflow.MlflowClient(self.uri).get_metric_history(run.run_id, metric)
         return {each.step: each.value for each in found}
 
-    def artifact(self, run: Found, name: str) -> str:
-        return Path(run.artifacts.removeprefix("file://"), name).read_text()
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Store:
@@ -165,7 +162,7 @@ def test_failure_is_told_by_root_cause_an_interrupt_is_not(place: Store, choose:
     run = place.runs("failures")["sparkdl launch"]
     assert run.status == "FAILED"
     assert run.tags["sparkdl.failure"].startswith("worker:0 (rank 0")
-    text = place.artifact(run, "failure.txt")
+    text = Path(run.artifacts.removeprefix("file://"), "failure.txt").read_text()
     assert "Traceback" in text
     assert "ValueError: no such kind" in text
     assert place.runs("interrupts")["sparkdl launch"].status == "KILLED"

@@ -160,10 +160,6 @@ class ClusterSpec:
             return self.num_gpus.get(node.role.name, None if node.role.is_trainer else 0)
         return self.num_gpus if node.role.is_trainer else 0
 
-    def is_printed(self, rank: int) -> bool:
-        """Whether the driver prints the output of the node of this rank, -1 before it has one."""
-        return self.prints == "all" or (self.prints == "first" and rank == 0)
-
     @property
     def is_fed(self) -> bool:
         return self.settings.feeding.fed

@@ -214,7 +214,7 @@ class Nodes(Page):
     def _update(self, history: History) -> None:
         rows = history.rows()
         data = {column.name: column.values(rows) for column in _NODE_COLUMNS}
-        data["tone"] = [_tone(row) for row in rows]
+        data["tone"] = [PHASES.get("failed" if row.problem else row.state, SOFT) for row in rows]
         if self._table.height != _table_height(len(rows)):
             self._table.height = _table_height(len(rows))
         show_data(self._source, data)
@@ -265,10 +265,6 @@ def _metrics(metrics: Mapping[str, float]) -> str:
 def _label(row: NodeRow) -> str:
     state = "failed" if row.problem else row.state
     return sentences.PHASES.get(state, state)
-
-
-def _tone(row: NodeRow) -> str:
-    return PHASES.get("failed" if row.problem else row.state, SOFT)
 
 
 def _table_height(rows: int) -> int:

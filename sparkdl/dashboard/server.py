@@ -18,7 +18,6 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -71,7 +70,7 @@ class _Token(AuthProvider):
         # In constant time, so that the time of an answer gives nothing away.
         return token is not None and hmac.compare_digest(token.encode(), self._token.encode())
 
-    def _user(self, handler: Any) -> str | None:
+    def get_user(self, handler: Any) -> str | None:
         if isinstance(handler, WebSocketHandler):
             return "page"  # Bokeh checks the signature that only a page has
         if self.is_right(handler.get_query_argument("token", None)):
@@ -80,13 +79,8 @@ class _Token(AuthProvider):
             return "token"
         return "cookie" if self.is_right(handler.get_cookie(self._cookie)) else None
 
-    @property
-    def get_user(self) -> Callable[[Any], str | None]:
-        return self._user
-
-    @property
-    def get_login_url(self) -> Callable[[Any], str]:
-        return lambda handler: "login"
+    def get_login_url(self, handler: Any) -> str:
+        return "login"
 
 
 class _Login(RequestHandler):

@@ -284,13 +284,17 @@ class _Values:
         return self.chunk.error(record, f"feature {self.column.name!r} {reason}")
 
 
+def is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _fits(value: int | bytes, leaf: pa.DataType) -> bool:
     if isinstance(value, bytes):
-        try:
-            value.decode()
-        except UnicodeDecodeError:
-            return False
-        return True
+        return is_utf8(value)
     if pa.types.is_boolean(leaf):
         return value in (0, 1)
     limit = 1 << leaf.bit_width - 1

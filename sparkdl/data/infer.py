@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import named_jobs
-from sparkdl.data.examples import KINDS, Kind, list_type, parsed
+from sparkdl.data.examples import KINDS, Kind, is_utf8, list_type, parsed
 from sparkdl.data.framing import Chunk, find, read_file
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 _LEAVES = {Kind.INT64: pa.int64(), Kind.FLOAT: pa.float32()}
 
@@ -114,16 +112,8 @@ def _seen(place: str, feature: Any) -> Seen:
     if not len(values):
         # An empty list says little: another kind may have values elsewhere.
         return Seen(hollow=kind, low=0)
-    is_text = kind is not Kind.BYTES or all(map(_is_text, values))
+    is_text = kind is not Kind.BYTES or all(map(is_utf8, values))
     return Seen({kind: place}, low=len(values), high=len(values), is_text=is_text)
-
-
-def _is_text(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def infer_schema(

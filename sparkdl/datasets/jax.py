@@ -53,7 +53,7 @@ class JaxBatches:
     Attributes:
         x: column of the features, or several columns for a dict of features.
         y: column or columns of the labels.
-        batches: of the share that this process reads, see `GlobalRows.share_of`.
+        batches: of the share that this process reads, see `equal_share`.
         sharding: for all columns, so its spec names only the first dimension, like `P("data")`.
         prefetch: how many batches to put onto the device in advance.
     """
@@ -147,21 +147,13 @@ class GlobalRows:
         groups = Counter(frozenset(held) for held in parts.values())
         own = frozenset(parts.get(jax.process_index(), ()))
         is_apart = sum(map(len, groups)) == len(frozenset().union(*groups))
-        if (
-            not own
-            or not is_apart
-            or len(set(groups.values())) > 1
-            or len(set(map(len, groups))) > 1
-        ):
+        are_equal = len(set(groups.values())) == len(set(map(len, groups))) == 1
+        if not (own and is_apart and are_equal):
             raise ConfigError(
                 f"by {sharding} the devices of {len(parts)} nodes hold overlapping rows, or "
                 "unequal numbers of them. Order them as ctx.mesh does, a node's devices together"
             )
         return cls(sharding, len(parts), groups[own])
-
-    def share_of(self, batch_size: int) -> int:
-        """Return how many of `batch_size` rows this process reads, see `equal_share`."""
-        return equal_share(batch_size, self.members)
 
     def assemble(self, name: str, column: np.ndarray, share: int) -> jax.Array:
         """Return the global array `[rows, …]` with `column` as this process's share of rows."""
@@ -262,7 +254,7 @@ def keras_data(batches: EpochBatches, x: Names | None, y: Names | None) -> Any:
     if rows is not None:
         if rows.processes > 1:
             check_shared(batches.pad)
-        batches = replace(batches, batch_size=rows.share_of(batches.batch_size))
+        batches = replace(batches, batch_size=equal_share(batches.batch_size, rows.members))
     patch_fit_for_feeds()
 
     def epoch() -> Iterator[Any]:

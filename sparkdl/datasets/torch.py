@@ -16,7 +16,7 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError
 from sparkdl.core.patch import Function, Patch
-from sparkdl.datasets.mesh import equal_share, same_rows
+from sparkdl.datasets.mesh import same_rows
 from sparkdl.datasets.tensorflow import readers_of
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
@@ -415,10 +415,6 @@ class SharedRows:
         self._group: Any = None
         if self.members > 1:
             self._group, _ = distributed.new_subgroups_by_enumeration(groups, backend="gloo")
-
-    def share_of(self, batch_size: int) -> int:
-        """Return how many rows this node reads for a batch, see `equal_share`."""
-        return equal_share(batch_size, self.members)
 
     def in_step(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of `ctx.batches` with `even=True`."""

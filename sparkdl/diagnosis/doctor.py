@@ -36,7 +36,7 @@ from sparkdl.diagnosis.judges import Check, Report
 from sparkdl.diagnosis.look import Facts, look_around
 from sparkdl.driver.launch import launch
 from sparkdl.driver.options import Observe
-from sparkdl.driver.slots.placement import Topology
+from sparkdl.driver.slots.placement import Topology, placement_of, read_topology
 from sparkdl.driver.slots.spark_errors import explain_job_failure, raised_in_task
 from sparkdl.driver.threads import begin
 from sparkdl.frameworks.framework import TRAINING, framework_named
@@ -258,8 +258,6 @@ def _check_cluster(spark: SparkSession, needs: Requirements) -> Iterator[Check]:
 
 
 def _before_launch(spark: SparkSession, needs: Requirements) -> Iterator[Check]:
-    from sparkdl.driver.slots.placement import read_topology
-
     driver = msgspec.convert(probe.basics(), Facts)
     yield from _guarded("package", judges.judge_packages, [driver])
     yield from _guarded("Spark", _judge_spark, spark, driver)
@@ -284,8 +282,6 @@ def _judge_spark(spark: SparkSession, driver: Facts) -> Check:
 
 def _judge_slots(spark: SparkSession, needs: Requirements, topology: Topology | None) -> Check:
     """Place the nodes as a launch would."""
-    from sparkdl.driver.slots.placement import placement_of
-
     plan = placement_of(spark, needs.spec(_nodes(needs, topology)), topology)
     keeps = "keep their slots" if plan.is_attached else "give their slots back once they run"
     return Check("slots", "ok", f"{plan.why}; nodes {keeps}")
@@ -356,8 +352,6 @@ def _launch(
     spark: SparkSession, needs: Requirements, urls: list[str], root: str
 ) -> Iterator[Check]:
     """Launch plain nodes that look around them and exchange a tensor; judge what they find."""
-    from sparkdl.driver.slots.placement import read_topology
-
     nodes = _nodes(needs, read_topology(spark, needs.spec(1)))
     began_s = time.monotonic()
     try:
@@ -370,7 +364,7 @@ def _launch(
             num_gpus=needs.num_gpus,
             recovery=Recovery(hang_timeout_s=None),
             feeding=Feeding(fed=False),
-            observe=Observe(progress=False, dashboard=False, on_log=_ignore_line),
+            observe=Observe(progress=False, dashboard=False, on_log=lambda line: None),
             startup=Startup(timeout_s=START_S, tls=needs.tls),
         ) as cluster:
             text = f"{count(nodes, 'plain node')} started in {time.monotonic() - began_s:.1f} s"
@@ -422,7 +416,3 @@ def _exchange(ctx: NodeContext) -> float | str:
         return time.monotonic() - began_s
     finally:
         group.close()
-
-
-def _ignore_line(line: Any) -> None:
-    """Nodes print nothing of interest here."""

@@ -46,19 +46,18 @@ class Checkpoints:
         Args:
             time_s: seconds since the epoch, for the manifest.
         """
-        writers = {m.node.node_id: m for m in world.trainers if not m.role.is_server}
-        if part.generation != world.generation or node_id not in writers:
+        names = _members(world)
+        if part.generation != world.generation or node_id not in names:
             return None
         self._renew(world.generation)
         self._parts.setdefault(part.step, {})[node_id] = part
         self._last[node_id] = part.step
         # Trainers are in the order of their ranks, so this is the node that completes the
         # checkpoint.
-        leader = next(iter(writers))
+        leader = next(iter(names))
         step = self._last.get(leader)
         if step is None or step not in self._parts or self._parts[step][leader].problem:
             return None  # the leader is not waiting
-        names = {node: member.node.name for node, member in writers.items()}
         if problem := self._problem(step, leader, names):
             self._parts = {s: p for s, p in self._parts.items() if s >= step}  # said once
             return leader, CheckpointCommit(self._generation, step, problem=problem)

@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -32,7 +32,7 @@ from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import reads_extra_epochs
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.lifecycle.state import Agent, agents_of, failure_of, generation_of
+from sparkdl.driver.lifecycle.state import agents_of, failure_of, generation_of
 from sparkdl.driver.lifecycle.transitions import begin, step
 from sparkdl.driver.stream import ClusterEvents
 from sparkdl.driver.threads import Changed
@@ -146,7 +146,7 @@ class Controller:
         """Ask the agents of some nodes; return the answers in time, by node id."""
         number, answers = next(self._numbers), dict[str, str]()
         with self.changed:
-            agents = self._agents
+            agents = agents_of(self.view.state)
             asked = {agents[n].agent_id: n for n in node_ids if n in agents}
             self._answers[number] = answers
         if self.soon(self._send_all, list(asked), question(number)):
@@ -162,7 +162,7 @@ class Controller:
     def is_lost(self, node: NodeSpec, pid: int) -> bool:
         """Whether the agent of a node, by its process id, was connected and is not any more."""
         with self.changed:
-            agent = self._agents.get(node.node_id)
+            agent = agents_of(self.view.state).get(node.node_id)
             is_connected = agent is not None and agent.hello.pid == pid
             return (node.node_id, pid) in self.view.joined and not is_connected
 
@@ -236,7 +236,9 @@ class Controller:
             case msg.Gather():
                 self._note_gathering(agent_id, message)
             case msg.BoardStarted():
-                self._note_tensorboard(message)
+                with self.changed:
+                    self.view.tensorboard = message
+                    self.changed.notify_all()
             case msg.LogLines() if node_id is not None:
                 self.events.publish(events.Logged, self._name(node_id), message)
             case msg.Fetched(text, number):
@@ -323,11 +325,6 @@ class Controller:
             wait_s = max(0.0, deadline_s - time.monotonic())
             self._timer = self._loop.call_later(wait_s, self._handle, states.DeadlinePassed())
 
-    @property
-    def _agents(self) -> Mapping[int, Agent]:
-        """The agents of the nodes, by node id."""
-        return agents_of(self.view.state)
-
     def _world(self) -> World | None:
         return getattr(self.view.state, "world", None)
 
@@ -342,7 +339,7 @@ class Controller:
         if message == msg.FeedEnd(()):  # of all feeds: the hang watch expects no more rows then
             with self.changed:
                 self.view.have_feeds_ended = True
-        for node_id, agent in self._agents.items():
+        for node_id, agent in agents_of(self.view.state).items():
             if node_id in node_ids:
                 self.server.send(agent.hello.agent_id, message)
 
@@ -394,11 +391,6 @@ class Controller:
 
     def _notify(self) -> None:
         with self.changed:
-            self.changed.notify_all()
-
-    def _note_tensorboard(self, message: msg.BoardStarted) -> None:
-        with self.changed:
-            self.view.tensorboard = message
             self.changed.notify_all()
 
     def _note_checkpoint(

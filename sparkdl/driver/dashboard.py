@@ -192,14 +192,18 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
         wanted: None for one if it is installed, unless SPARKDL_DASHBOARD=0 says otherwise.
         host: the address that it listens at.
     """
-    if wanted is None and not (Environment.read().dashboard and is_available()):
-        return None
-    if wanted is False:
+    is_wanted = Environment.read().dashboard and is_available() if wanted is None else wanted
+    if not is_wanted:
         return None
     if not is_available():
         raise FrameworkMissingError("dashboard=True: bokeh is not installed: pip install bokeh")
     try:
-        return _running_dashboard(host)
+        with _lock:
+            if not _running or not _running[0].is_there:
+                found = Environment.read()
+                host = found.dashboard_host or host
+                _running[:] = [Dashboard(host, found.dashboard_ports, found.dashboard_prefix)]
+            return _running[0]
     except (OSError, ConfigError) as error:
         # By default a launch must not fail for want of a dashboard.
         if wanted:
@@ -211,12 +215,3 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
 _lock = threading.Lock()
 _running: list[Dashboard] = []
 """The one dashboard of this program, if there is one."""
-
-
-def _running_dashboard(host: str) -> Dashboard:
-    with _lock:
-        if not _running or not _running[0].is_there:
-            found = Environment.read()
-            host = found.dashboard_host or host
-            _running[:] = [Dashboard(host, found.dashboard_ports, found.dashboard_prefix)]
-        return _running[0]

@@ -62,11 +62,7 @@ class Ending:
         self._changed = Changed()
         self._is_starting = False
         self._has_begun = False
-        self._is_over = False
-
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
+        self.is_over = False
 
     def is_wanted(self) -> bool:
         """Whether the end has not been asked for."""
@@ -88,7 +84,7 @@ class Ending:
         # An interrupt may have come before the thread began: it will start nothing then.
         begin_s = _BEGIN_S if self._is_starting else 0.0
         if self._changed.wait_for(lambda: self._has_begun, Deadline.after(begin_s)):
-            self._changed.wait_for(lambda: self._is_over, Deadline.after(None))
+            self._changed.wait_for(lambda: self.is_over, Deadline.after(None))
 
     def _start(self, start: Callable[[], Controller]) -> Controller:
         with self._changed:
@@ -118,7 +114,7 @@ class Ending:
             self._executor.cancel_feeds,
             partial(self._stop, grace_s),
             self._close,  # before the controller: a late task learns of the end
-            self._close_controller,
+            *([self.controller.close] if self.controller else ()),
         )
         try:
             for step in steps:
@@ -132,14 +128,10 @@ class Ending:
                     )
         finally:
             with self._changed:
-                self._is_over = True
+                self.is_over = True
                 self._changed.notify_all()
             # Ends the loop of `_own`.
             self._asks.put(None)
-
-    def _close_controller(self) -> None:
-        if self.controller:
-            self.controller.close()
 
     def _close(self) -> None:
         self._executor.close(Deadline.after(STOP_MARGIN_S))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -110,9 +111,7 @@ class Cluster:
     def tensorboard_url(self) -> str | None:
         """Return TensorBoard's URL; `None` without it (`Observe(tensorboard=True)`)."""
         board, host = self.board, self.world.members[0].host
-        if board is None:
-            return None
-        return f"http://{host_port(host, board.port)}"
+        return None if board is None else f"http://{host_port(host, board.port)}"
 
     def status(self) -> str:
         """Return the state: Gathering, Running, Failed, Finished, Stopping or Stopped.
@@ -230,13 +229,10 @@ class Cluster:
             A future; its `result()` returns the report, or raises the errors of `feed`.
         """
         show = bool(self._show_progress)  # by default none: it would cross the bar of another feed
-
-        def work() -> FeedReport:
-            request = FeedRequest(
-                data, epochs, timeout_s, role, reader=reader, shuffle=shuffle, seed=seed
-            )
-            return self._feeds.feed(feed, request, show)
-
+        request = FeedRequest(
+            data, epochs, timeout_s, role, reader=reader, shuffle=shuffle, seed=seed
+        )
+        work = partial(self._feeds.feed, feed, request, show)
         return begin(work, f"sparkdl-feed-{feed}", self._executor.thread)
 
     def infer(

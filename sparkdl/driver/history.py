@@ -64,11 +64,6 @@ class Span:
     first_step: int = -1
     last_step: int = -1
 
-    def note_step(self, step: int) -> None:
-        self.last_step = step
-        if self.first_step < 0:
-            self.first_step = step
-
 
 @dataclass(frozen=True)
 class NodeRow:
@@ -116,7 +111,9 @@ class Phases:
                 self._ended.append(span)
             span = self._open[node_id] = Span(node_id, phase, time_s, time_s)
         if step >= 0:
-            span.note_step(step)
+            span.last_step = step
+            if span.first_step < 0:
+                span.first_step = step
 
     def until(self, end_s: float) -> Iterator[Span]:
         yield from self._ended

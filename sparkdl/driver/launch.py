@@ -30,18 +30,16 @@ from sparkdl.driver.handle import Cluster
 from sparkdl.driver.health import HangWatch
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of, has_ended
-from sparkdl.driver.options import OBJECTS, LogLine, Observe, reads_own_data
+from sparkdl.driver.options import OBJECTS, LaunchOptions, LogLine, Observe, reads_own_data
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.driver.show import has_audience, print_beside, printing
 from sparkdl.frameworks.framework import framework_named
+from sparkdl.node.checkpoint_store import Found, open_store
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
     from typing_extensions import Unpack
-
-    from sparkdl.driver.options import LaunchOptions
-    from sparkdl.node.checkpoint_store import Found
 
 _log = logging.getLogger(__name__)
 
@@ -272,8 +270,6 @@ def _at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]
         return spec, None
     if not spec.checkpoint_dir:
         raise ConfigError("checkpoint_dir='': give a path or a URL, or None for no checkpoints")
-    from sparkdl.node.checkpoint_store import open_store
-
     url = absolute_url(spec.checkpoint_dir, spec.default_fs, spec.working_dir)
     store = open_store(url)
     if store.check_writable():

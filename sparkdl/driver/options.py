@@ -6,16 +6,13 @@ written by `python -m scripts.generate`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding, Recovery, Roles, Startup
 from sparkdl.driver.events import Report
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)

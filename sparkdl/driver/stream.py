@@ -23,7 +23,7 @@ from sparkdl.driver.events import (
 )
 from sparkdl.driver.lifecycle.state import is_empty
 from sparkdl.driver.threads import Changed
-from sparkdl.driver.view import ClusterView, PublishedState, launched, sampled
+from sparkdl.driver.view import ClusterView, PublishedState, sampled
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,9 @@ class ClusterEvents:
             now_s = self.now_s()
             changes = PublishedState(self._spec.cluster_id).changes(self._view.state, now_s)
             sample = sampled(self._spec, now_s, self._view)
-            return [launched(self._spec, self.begun_s), *changes, sample]
+            spec, names = self._spec, tuple(node.name for node in self._spec.nodes)
+            launched = Launched(spec.cluster_id, self.begun_s, spec.framework, names)
+            return [launched, *changes, sample]
 
     def wants(self, kind: type[Event]) -> bool:
         return kind in self._by_kind

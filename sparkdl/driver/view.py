@@ -11,15 +11,7 @@ from sparkdl.control.rows import FeedCount
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import CheckpointRef, World
-from sparkdl.driver.events import (
-    Changed,
-    Checkpoint,
-    FeedColumns,
-    Launched,
-    Location,
-    Problem,
-    Sampled,
-)
+from sparkdl.driver.events import Changed, Checkpoint, FeedColumns, Location, Problem, Sampled
 from sparkdl.driver.lifecycle import state as states
 
 WAITS = ("watched", "rows", "others")
@@ -48,11 +40,6 @@ class ClusterView:
     """Whether the end of all feeds has been announced to the nodes."""
 
 
-def launched(spec: ClusterSpec, begun_s: float) -> Launched:
-    names = tuple(node.name for node in spec.nodes)
-    return Launched(spec.cluster_id, begun_s, spec.framework, names)
-
-
 @dataclass
 class PublishedState:
     """The states of a cluster that have been published."""
@@ -79,7 +66,8 @@ class PublishedState:
             # Places do not change within a generation, so they are sent once.
             begins = not self.state or (name == "running" and is_another)
             problem = getattr(before, "problem", None)
-            problems = tuple(map(_problem, sorted(failures, key=lambda failure: failure.order)))
+            ordered = sorted(failures, key=lambda failure: failure.order)
+            problems = tuple(Problem(f.node, f.headline(), f.describe()) for f in ordered)
             if problem is not None and not problems:
                 problems = (Problem("", f"{type(problem).__name__}: {problem}"),)
             yield Changed(
@@ -99,10 +87,6 @@ class PublishedState:
         if checkpoint is not None and checkpoint != self.checkpoint:
             self.checkpoint = checkpoint
             yield Checkpoint(self.cluster, now_s, checkpoint.url, checkpoint.step)
-
-
-def _problem(failure: Failure) -> Problem:
-    return Problem(failure.node, failure.headline(), failure.describe())
 
 
 def _locations(world: World | None) -> tuple[Location, ...]:

@@ -18,15 +18,13 @@ from sparkdl.core.tracking import tracked
 from sparkdl.driver.executors.sessions import active_session, inheritance, inheriting_thread
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
-from sparkdl.driver.options import reads_own_data
+from sparkdl.driver.options import LaunchOptions, reads_own_data
 from sparkdl.driver.threads import begin
 
 if TYPE_CHECKING:
     import optuna
     from pyspark.sql import SparkSession
     from typing_extensions import Unpack
-
-    from sparkdl.driver.options import LaunchOptions
 
 Space = Callable[["optuna.Trial"], dict[str, Any]]
 Objective = Callable[[dict[str, Any], Any], Any]

@@ -316,7 +316,7 @@ class Agent:
         self._child.process.signal_group(signal.SIGKILL)  # first: its work is lost now
         self._feeds.shut_down()
         self._observation.close()
-        self._lifeline.close()
+        self._lifeline.detach()
         if self._timer:
             self._timer.cancel()
         if self._board:
@@ -348,9 +348,6 @@ class Lifeline:
     def detach(self) -> bool:
         """End with the executor alone; false if that was done, or the owner has ended."""
         return self._loop.remove_reader(0)
-
-    def close(self) -> None:
-        self._loop.remove_reader(0)
 
 
 def main() -> int:

@@ -63,8 +63,7 @@ def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Framework]) ->
     refuse_spark()
     _write_stacks_on_signal(stacks_fd)
     link = AgentLink(socket.socket(fileno=channel_fd))
-    end = _run(importing, link)
-    link.send(end)
+    link.send(_run(importing, link))
     # A full disk under a redirected output must not hide how `map_fun` ended.
     with suppress(OSError):
         sys.stdout.flush()

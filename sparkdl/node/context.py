@@ -15,6 +15,7 @@ from sparkdl.core.exchange import mark_collective_used
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import FIRST_TIME, Member, Resume, World
+from sparkdl.datasets.mesh import equal_share
 from sparkdl.feed.reader.batches import EpochBatches, Slices, Tail
 from sparkdl.feed.reader.files import FileOrder
 from sparkdl.frameworks.framework import framework_named
@@ -265,13 +266,11 @@ class NodeContext(LegacyContext):
             dicts of the columns without both. See `sparkdl.datasets.torch.torch_dataset`.
         """
         from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
-        from sparkdl.datasets.torch import torch_dataset
+        from sparkdl.datasets.torch import SharedRows, torch_dataset
 
         patch_fit_for_feeds()
         shared = None
         if mesh is not None:
-            from sparkdl.datasets.torch import SharedRows
-
             shared = SharedRows(mesh, data_axis)
             batch_size = self._share_of(batch_size, shared)
             options = shared.in_step(options)
@@ -323,11 +322,9 @@ class NodeContext(LegacyContext):
                 `sparse`, columns of vectors that are each a `jax.experimental.sparse.BCOO`; not
                 with a sharding.
         """
-        from sparkdl.datasets.jax import JaxBatches
+        from sparkdl.datasets.jax import GlobalRows, JaxBatches
 
         if sharding is not None:
-            from sparkdl.datasets.jax import GlobalRows
-
             batch_size = self._share_of(batch_size, GlobalRows.of(sharding))
         # Full batches by default: a global array needs rows of every node, and XLA compiles each
         # new shape.
@@ -485,7 +482,7 @@ class NodeContext(LegacyContext):
 
     def _share_of(self, batch_size: int | None, shared: Any) -> int | None:
         if batch_size is not None:
-            return int(shared.share_of(batch_size))
+            return equal_share(batch_size, shared.members)
         if shared.members > 1:
             raise ConfigError(
                 "Feeding(global_batch_size=…) gives each node rows of its own, and on this mesh "

@@ -83,7 +83,8 @@ class Observation:
 
     @property
     def _streams_log(self) -> bool:
-        return self._spec.is_printed(self._child.rank)
+        prints = self._spec.prints
+        return prints == "all" or (prints == "first" and self._child.rank == 0)
 
     def _on_print(self) -> None:
         self._activity.printed()

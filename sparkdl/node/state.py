@@ -162,6 +162,7 @@ class CloseFeeds:
 Action = Spawn | StartChild | Terminate | Kill | ReportEnd | CloseFeeds
 S = TypeVar("S", bound=State)
 WithChild = TypeVar("WithChild", Ready, Running, Leaving)
+Dying = TypeVar("Dying", Leaving, Ending)
 Step = tuple[S, list[Action]]
 """The result of a handler: `Step[Idle | Ready]` where the next state is one of these."""
 
@@ -200,7 +201,8 @@ def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step[Id
     return Idle(state.generation), [Kill(), ReportEnd(state.generation, state.outcome)]
 
 
-def _leaving_expired(state: Leaving, event: DeadlinePassed, now_s: float) -> Step[Leaving]:
+def _expired(state: Dying, event: DeadlinePassed, now_s: float) -> Step[Dying]:
+    # SIGKILL cannot be ignored, so the exit follows and no further deadline is needed.
     return replace(state, deadline_s=math.inf), [Kill()]
 
 
@@ -263,11 +265,6 @@ def _idle_stop(state: Idle, event: StopRequested, now_s: float) -> Step[Ended]:
     return Ended(), []
 
 
-def _ending_expired(state: Ending, event: DeadlinePassed, now_s: float) -> Step[Ending]:
-    # SIGKILL cannot be ignored, so the exit follows and no further deadline is needed.
-    return replace(state, deadline_s=math.inf), [Kill()]
-
-
 def _ending_exited(state: Ending, event: ChildExited, now_s: float) -> Step[Idle | Ready | Ended]:
     if state.then == "idle":
         return Idle(state.generation), [Kill()]
@@ -281,42 +278,33 @@ def _owner_lost(state: State, event: OwnerLost, now_s: float) -> Step[Ended]:
     return Ended(), [Kill(), CloseFeeds(event.reason)]
 
 
+_WITH_CHILD: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
+    RoundRequested: _round,
+    ChildStopRequested: _child_stop,
+    StopRequested: _stop,
+}
+
 TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] = {
+    **{(s, e): f for s in (Ready, Running, Leaving) for e, f in _WITH_CHILD.items()},
+    **{(s, WorldBegan): stay for s in (Running, Leaving, Ending, Idle)},
+    **{(s, OwnerLost): _owner_lost for s in (Ready, Running, Leaving, Ending, Idle)},
     (Ready, WorldBegan): _ready_world,
     (Ready, ChildReportedEnd): _reported_end,
     (Ready, ChildExited): _exited_unreported,
-    (Ready, RoundRequested): _round,
-    (Ready, ChildStopRequested): _child_stop,
-    (Ready, StopRequested): _stop,
-    (Ready, OwnerLost): _owner_lost,
-    (Running, WorldBegan): stay,
     (Running, ChildReportedEnd): _reported_end,
     (Running, ChildExited): _exited_unreported,
-    (Running, RoundRequested): _round,
-    (Running, ChildStopRequested): _child_stop,
-    (Running, StopRequested): _stop,
-    (Running, OwnerLost): _owner_lost,
-    (Leaving, WorldBegan): stay,
     (Leaving, ChildReportedEnd): stay,  # the first one counts
     (Leaving, ChildExited): _leaving_exited,
-    (Leaving, RoundRequested): _round,
-    (Leaving, ChildStopRequested): _child_stop,
-    (Leaving, StopRequested): _stop,
-    (Leaving, OwnerLost): _owner_lost,
-    (Leaving, DeadlinePassed): _leaving_expired,
-    (Ending, WorldBegan): stay,
+    (Leaving, DeadlinePassed): _expired,
     (Ending, ChildReportedEnd): stay,
     (Ending, ChildExited): _ending_exited,
     (Ending, RoundRequested): _ending_round,
     (Ending, ChildStopRequested): stay,
     (Ending, StopRequested): _ending_stop,
-    (Ending, OwnerLost): _owner_lost,
-    (Ending, DeadlinePassed): _ending_expired,
-    (Idle, WorldBegan): stay,
+    (Ending, DeadlinePassed): _expired,
     (Idle, RoundRequested): _idle_round,
     (Idle, ChildStopRequested): _idle_child_stop,
     (Idle, StopRequested): _idle_stop,
-    (Idle, OwnerLost): _owner_lost,
 }
 """Every legal pair of state and event; `stay`: the event is expected and means nothing.
 

@@ -88,7 +88,10 @@ class TensorBoard:
             )
             port = await asyncio.wait_for(self._come_up(process), START_S)
             self._report(BoardStarted(port, process.pid))
-            await self._read_on(process)
+            assert process.stdout is not None
+            # Kept flowing: it would stop at a full pipe.
+            while data := await process.stdout.read(1 << 16):
+                self._lines.append(data)
         except (asyncio.TimeoutError, OSError, LaunchError) as error:
             problem = self._problem_text(str(error) or f"no answer within {START_S:g} s")
             self._report(BoardStarted(problem=problem))
@@ -103,12 +106,6 @@ class TensorBoard:
             if found := _ANNOUNCED.search(line):
                 return int(found[1])
         raise LaunchError(f"it ended with status {await process.wait()}")
-
-    async def _read_on(self, process: asyncio.subprocess.Process) -> None:
-        """Keep its output flowing, or it would stop at a full pipe."""
-        assert process.stdout is not None
-        while data := await process.stdout.read(1 << 16):
-            self._lines.append(data)
 
     def _problem_text(self, what: str) -> str:
         output = b"".join(self._lines).decode(errors="replace").strip()

@@ -160,15 +160,11 @@ def _matches(system: pafs.FileSystem, pattern: str) -> list[pafs.FileInfo]:
         found = [
             info
             for parent in found
-            if _is_folder(parent)
+            if parent.type == pafs.FileType.Directory
             for info in _children(system, parent.path)
             if fnmatchcase(info.base_name, name)
         ]
     return found
-
-
-def _is_folder(info: pafs.FileInfo) -> bool:
-    return bool(info.type == pafs.FileType.Directory)
 
 
 def _in_folder(system: pafs.FileSystem, folder: str) -> Iterator[str]:

@@ -53,8 +53,7 @@ def saveAsTFRecords(df: DataFrame, output_dir: str) -> None:
     Raises:
         ConfigError: if the folder is there already, or cannot be written to.
     """
-    session = df.sparkSession
-    folder = _url(session, output_dir)
+    folder = _url(df.sparkSession, output_dir)
     storage, path = locate(folder)
     # As Hadoop's output format, with which TensorFlowOnSpark wrote.
     if open_storage(storage).get_file_info(path).type.name != "NotFound":
@@ -82,8 +81,7 @@ def loadTFRecords(
     folder = _url(session, input_dir)
     # TensorFlowOnSpark's types: null for an empty list, doubles for floats.
     rules = Rules(is_empty_null=True, floats=pa.float64(), binary=tuple(binary_features))
-    schema = infer_by(session, [folder], rules)
-    df = read_tfrecords(session, folder, schema)
+    df = read_tfrecords(session, folder, infer_by(session, [folder], rules))
     loadedDF[df] = input_dir
     return df
 

@@ -7,11 +7,10 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/gpu_inf
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.settings import visible_gpus
-from sparkdl.node.gpus import Gpu, is_claimed, list_gpus, open_nvml
+from sparkdl.node.gpus import is_claimed, list_gpus, open_nvml
 
 __all__ = ["AS_LIST", "AS_STRING", "get_gpus", "is_gpu_available"]
 
@@ -52,20 +51,15 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
     own = visible_gpus() or ()
     with open_nvml() as nvml:
         gpus = list_gpus(nvml)
-        free = [gpu.uuid for gpu in gpus if _is_free(gpu, own)]
+        idle = [gpu.uuid for gpu in gpus if not gpu.pids]
+        free = [uuid for uuid in idle if uuid in own or not is_claimed(uuid)]
     if len(free) < num_gpu:
         raise ConfigError(
             f"{num_gpu} GPUs were asked for, and this host has {len(gpus)}, of which {len(free)} "
             "are free. Ask for fewer (num_gpus), or end what computes on them"
         )
     first = worker_index * num_gpu
-    chosen = (
-        random.sample(free, num_gpu)
-        if worker_index < 0
-        else [free[(first + i) % len(free)] for i in range(num_gpu)]
-    )
+    chosen = [free[(first + i) % len(free)] for i in range(num_gpu)]
+    if worker_index < 0:
+        chosen = random.sample(free, num_gpu)
     return ",".join(chosen) if format == AS_STRING else chosen
-
-
-def _is_free(gpu: Gpu, own: Sequence[str]) -> bool:
-    return not gpu.pids and (gpu.uuid in own or not is_claimed(gpu.uuid))

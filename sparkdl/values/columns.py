@@ -316,10 +316,8 @@ def objects_in(column: Array) -> str:
     if is_text(column):
         return "text"
     if column.ndim > 1 or any(isinstance(v, np.ndarray) and v.dtype == object for v in column):
-        is_jagged = _holds_numbers(column)
-        return (
-            f"arrays of {'arrays of different lengths' if is_jagged else 'text or other objects'}"
-        )
+        held = "arrays of different lengths" if _holds_numbers(column) else "text or other objects"
+        return f"arrays of {held}"
     if all(isinstance(value, np.ndarray) for value in column):
         return "arrays of different lengths"
     return f"values of {' and '.join(sorted({type(value).__name__ for value in column}))}"

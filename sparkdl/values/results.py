@@ -8,6 +8,7 @@ its fraction; only float64 may become float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import date, datetime, timezone
 from typing import Any
 
@@ -94,14 +95,10 @@ def _is_value(kind: str, names: list[str], only: pa.DataType, name: str) -> bool
 def _column(values: Any, codec: Codec | None, field: pa.Field, is_row: bool) -> pa.Array:
     found = None
     if codec is not None:
-        try:
+        with suppress(pa.ArrowException):  # value by value, below, to find out which does not fit
             found = _cast(values, codec, field.type)
-        except pa.ArrowException:
-            found = None  # value by value, below, to find out which does not fit
-        if found is None:
-            values = decode(values, codec)
     if found is None:
-        found = build(values, field, is_row)
+        found = build(values if codec is None else decode(values, codec), field, is_row)
     if found.null_count and not field.nullable:
         raise _misfit(
             f"a result is None in column {field.name!r}, which schema= declares as NOT NULL"

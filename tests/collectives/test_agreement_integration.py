@@ -18,7 +18,7 @@ from hypothesis import given, strategies as st
 
 from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
-from tests.doubles.labs import Lab, lab
+from tests.doubles.labs import Lab, lab_of
 from tests.horovod.together import together
 
 pytestmark = pytest.mark.torch
@@ -211,10 +211,7 @@ def computed(active: dict[int, Act], rank: int, place: int) -> list[Any] | None:
     return list(arrays[act.root].tolist()) if act.kind == SENDS else None
 
 
-@pytest.fixture(scope="module")
-def three(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("three"), "torch", SIZE, feeding=Feeding(fed=False)) as made:
-        yield made
+three = lab_of("torch", SIZE, feeding=Feeding(fed=False))
 
 
 @pytest.mark.smoke

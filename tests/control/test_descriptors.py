@@ -90,10 +90,6 @@ def test_stranger_that_says_nothing_is_hung_up_on() -> None:
         assert sock.recv(1) == b""
 
 
-def feeder_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "sparkdl-fds-feeder"]
-
-
 def test_feeder_that_goes_leaves_no_descriptor() -> None:
     with serving() as server:
         with connected(server) as handoff:
@@ -101,8 +97,9 @@ def test_feeder_that_goes_leaves_no_descriptor() -> None:
             fd = server.wait_fd(kept, soon())
         assert read_segment(fd).equals(BATCH)
         os.close(fd)
-        for thread in feeder_threads():
-            thread.join(SOON_S)
+        for thread in threading.enumerate():
+            if thread.name == "sparkdl-fds-feeder":
+                thread.join(SOON_S)
         with pytest.raises(ProtocolError):
             server.wait_fd(left, Deadline.after(0.01))
         assert segments() == 0

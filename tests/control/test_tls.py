@@ -68,17 +68,13 @@ def test_key_is_in_no_repr_or_file(
     ours.context()
     assert [path.split(" ")[0] for path, _ in seen] == ["/memfd:sparkdl-tls"]
     assert list(tmp_path.iterdir()) == []
-    order = replace_tls(PLAIN, ours)
+    order = msgspec.structs.replace(PLAIN, tls=ours)
     launch = Launch("wss://h:1", TOKEN, PLAIN.spec, b"", tls=ours)
     secret = ours.key.decode().splitlines()[1]
     for holder in (ours, order, launch, {"tls": ours}):
         assert "PRIVATE" not in repr(holder)
         assert secret not in repr(holder)
     assert msgspec.json.decode(msgspec.json.encode(order), type=AgentSpec) == order
-
-
-def replace_tls(order: AgentSpec, tls: Tls) -> AgentSpec:
-    return msgspec.structs.replace(order, tls=tls)
 
 
 @on_loop

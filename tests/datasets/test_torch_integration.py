@@ -63,16 +63,11 @@ def test_workers_end_with_their_node(start: str, tmp_path: Path) -> None:
         cluster.feed(range(20))
         with gate.wait_until_reached():
             # A forked worker looks like the node's process itself: the eldest is meant.
-            child = min(
-                (p for p in psutil.Process().children(recursive=True) if is_child(p)),
-                key=lambda process: process.create_time(),
-            )
+            below = psutil.Process().children(recursive=True)
+            children = [each for each in below if "sparkdl.node.child" in each.cmdline()]
+            child = min(children, key=lambda process: process.create_time())
             workers = child.children(recursive=True)
             assert len(workers) >= 2
             child.kill()
         assert all_gone(workers)
         cluster.results(60)
-
-
-def is_child(process: psutil.Process) -> bool:
-    return "sparkdl.node.child" in process.cmdline()

@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
 from sparkdl.control import messages as msg
 from sparkdl.control.channel import ChildPipe, Consumed, EndMark, Local, Release, Segment
@@ -42,6 +45,7 @@ T = TypeVar("T")
 TOKEN = "secret"
 SPEC = FeedSpec("", 0, "", (), TOKEN)
 FEED = "input"
+FILE_ROWS = 2000
 SOON_S = 20.0
 """Deadline of what takes a moment; a machine may be slow, so it is no measure of speed."""
 
@@ -51,6 +55,16 @@ def numbers(start: int, stop: int, width: int = 1) -> pa.RecordBatch:
     columns = {"x": np.arange(start, stop)}
     columns |= {f"filler{i}": np.zeros(stop - start, np.int64) for i in range(width - 1)}
     return pa.record_batch(columns)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two files of 0.5 MB each."""
+    for file in range(2):
+        start, stop = file * FILE_ROWS // 2, (file + 1) * FILE_ROWS // 2
+        rows = pa.Table.from_batches([numbers(start, stop, width=64)])
+        pq.write_table(rows, tmp_path / f"{file}.parquet", row_group_size=100)
+    return tmp_path
 
 
 def labelled(start: int, stop: int) -> pa.RecordBatch:

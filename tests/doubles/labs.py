@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import pytest
 
 import sparkdl
 from sparkdl.core.errors import ShutdownTimeoutError
@@ -91,6 +92,23 @@ def lab(
         for rank in range(size):
             assert until(partial(_ends, _asks(folder, rank)), _DONE_S), f"{rank} runs a function"
         cluster.results(_DONE_S)
+
+
+def lab_of(framework: str, size: int, *, saves: bool = False, **options: Any) -> Any:
+    """Return a fixture: a lab for the tests of a module; for the arguments see `lab`.
+
+    Args:
+        saves: the nodes keep checkpoints, in its folder.
+    """
+
+    @pytest.fixture(scope="module")
+    def made(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+        folder = tmp_path_factory.mktemp("lab")
+        saved: dict[str, Any] = {"checkpoint_dir": str(folder / "saved")} if saves else {}
+        with lab(folder, framework, size, **saved, **options) as started:
+            yield started
+
+    return made
 
 
 def _asks(folder: Path, rank: int) -> Path:

@@ -113,10 +113,11 @@ def is_fork_server(process: psutil.Process) -> bool:
 def all_gone(them: Iterable[psutil.Process], within_s: float = SOON_S) -> bool:
     """Wait until all of `them` have ended; return whether they have."""
     them = list(them)
-    return until(lambda: not any(map(_is_alive, them)), within_s)
+    return until(lambda: not any(map(is_alive, them)), within_s)
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs: one that has ended is there until its parent reaps it."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -83,15 +83,13 @@ def test_shutdown_during_a_restart_ends_it_and_tells_why_there_was_one(no_room: 
     ):
         no_room.touch()
         processes(nodes=2)["worker:1"].agent.kill()
-        assert cluster._controller.wait_for(_is_gathering, Deadline.after(SOON_S))
+        assert cluster._controller.wait_for(
+            lambda view: isinstance(view.state, Gathering), Deadline.after(SOON_S)
+        )
         assert cluster.world.size == 2
         cluster.shutdown(timeout_s=0.1)
     assert caught.value.note == "the cluster was stopped before all nodes had restarted"
     assert not processes()
-
-
-def _is_gathering(view: ClusterView) -> bool:
-    return isinstance(view.state, Gathering)
 
 
 ROWS = 480

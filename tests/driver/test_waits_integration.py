@@ -29,10 +29,6 @@ def rest(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def rest_as_users_do(seconds: float) -> None:
-    time.sleep(seconds)  # noqa: TID251 (what a straggler does)
-
-
 def launched(cluster: sparkdl.Cluster) -> History:
     clusters = Clusters()
     for event in cluster._controller.events.present():
@@ -95,7 +91,7 @@ def train_in_step(end: Path, ctx: NodeContext) -> None:
     is_over = torch.zeros(1)
     while not is_over.item():
         if ctx.rank == 1:
-            rest_as_users_do(0.1)
+            time.sleep(0.1)  # noqa: TID251 (what a straggler does)
         is_over.fill_(end.exists())
         dist.all_reduce(is_over)
     ctx.barrier()

@@ -164,17 +164,14 @@ def test_each_row_is_used_once_an_epoch_in_equal_steps_on_each_node(tail: Tail, 
 def test_drop_uses_full_batches_alone_and_drops_no_more_than_it_must(case: Case) -> None:
     found = run(case, "drop")
     assert steps_agree(found)
-    fewest = [min(len(rows) for rows in epoch) for epoch in zip(*_all_fed(case), strict=True)]
+    all_fed = [fed(case, node) for node in range(case.num_nodes)]
+    fewest = [min(len(rows) for rows in epoch) for epoch in zip(*all_fed, strict=True)]
     for node, epochs in enumerate(found):
-        for batches, rows, few in zip(epochs, fed(case, node), fewest, strict=True):
+        for batches, rows, few in zip(epochs, all_fed[node], fewest, strict=True):
             used = [row for batch in batches for row in batch]
             assert [len(batch) for batch in batches] == [case.batch_size] * (few // case.batch_size)
             assert len(set(used)) == len(used)
             assert set(used) <= set(rows)
-
-
-def _all_fed(case: Case) -> list[list[list[int]]]:
-    return [fed(case, node) for node in range(case.num_nodes)]
 
 
 @pytest.mark.parametrize(

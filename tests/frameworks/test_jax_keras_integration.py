@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.node.context import NodeContext
-from tests.doubles.labs import Lab, lab
+from tests.doubles.labs import Lab, lab_of
 
 pytestmark = [pytest.mark.jax, pytest.mark.deep, pytest.mark.timeout(300)]
 
@@ -18,10 +17,7 @@ _SOON_S = 150.0
 ROWS = 32
 
 
-@pytest.fixture(scope="module")
-def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("pair"), "jax", 2) as made:
-        yield made
+pair = lab_of("jax", 2)
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.node.context import NodeContext
-from tests.doubles.labs import Lab, lab
+from tests.doubles.labs import Lab, lab_of
 from tests.frameworks.programs.models import strategy_of_workers
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
@@ -25,16 +24,7 @@ Results = list[dict[str, Any]]
 """Those of the chief and of the worker."""
 
 
-@pytest.fixture(scope="module")
-def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("pair"), "tensorflow", 2) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def single(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("single"), "tensorflow", 1) as made:
-        yield made
+pair, single = lab_of("tensorflow", 2), lab_of("tensorflow", 1)
 
 
 def program(args: tuple[str, Path], ctx: NodeContext) -> Any:

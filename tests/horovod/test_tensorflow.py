@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sparkdl.core.options import Feeding
-from tests.doubles.labs import Lab, lab
+from tests.doubles.labs import Lab, lab_of
 from tests.horovod import tensorflow_programs
 from tests.horovod.keras_programs import EPOCHS, STEPS, everything, goes_on_at_the_last_commit
 from tests.horovod.together import together
@@ -25,10 +25,7 @@ _HOW: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("pair"), "tensorflow", 2, feeding=Feeding(fed=False)) as made:
-        yield made
+pair = lab_of("tensorflow", 2, feeding=Feeding(fed=False))
 
 
 @pytest.fixture(scope="module")

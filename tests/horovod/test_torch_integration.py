@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
-from tests.doubles.labs import Lab, lab
+from tests.doubles.labs import Lab, lab_of
 from tests.doubles.nodes import SOON_S
 from tests.horovod.optimizer_programs import SIZE, train
 from tests.horovod.together import together
@@ -20,10 +19,7 @@ from tests.horovod.together import together
 pytestmark = [pytest.mark.smoke, pytest.mark.torch]
 
 
-@pytest.fixture(scope="module")
-def three(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("three"), "torch", SIZE, feeding=Feeding(fed=False)) as made:
-        yield made
+three = lab_of("torch", SIZE, feeding=Feeding(fed=False))
 
 
 def array(rank: int, rows: int = 4) -> Any:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any
 
 import psutil
 import pyspark
+import pytest
 
 from sparkdl.core.deadline import Deadline
 from tests.doubles.leaks import RUN_VARIABLE
@@ -357,11 +358,17 @@ class Bed:
         return url
 
 
-@contextmanager
-def hosts(folder: Path, *names: str, network: str = IPV4) -> Iterator[Bed]:
-    """Make a bed of hosts; all their processes end with it."""
-    with ExitStack() as stack:
-        yield Bed(folder, names, stack, network)
+def bed_of(*names: str, network: str = IPV4) -> Any:
+    """Return a fixture: a bed of hosts, all of whose processes end with it."""
+
+    @pytest.fixture
+    def bed(tmp_path: Path) -> Iterator[Bed]:
+        if reason := why_not():
+            pytest.skip(reason)
+        with ExitStack() as stack:
+            yield Bed(tmp_path, names, stack, network)
+
+    return bed
 
 
 # processes

@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.hosts.bed import IPV6, SHARED, Bed, Program, hosts, why_not
+from tests.hosts.bed import IPV6, SHARED, Bed, Program, bed_of
 from tests.hosts.collective import ROWS
 from tests.hosts.test_collectives import each_way
 
@@ -77,12 +75,7 @@ def test_name_that_means_loopback_at_the_driver_says_what_to_set(bed: Bed) -> No
     assert re.search(r"ws://h0:\d+ cannot be reached.* Set SPARKDL_DRIVER_HOST", driver.tail())
 
 
-@pytest.fixture
-def bed_of_ipv6(tmp_path: Path) -> Iterator[Bed]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with hosts(tmp_path, "h0", "h1", "h2", network=IPV6) as made:
-        yield made
+bed_of_ipv6 = bed_of("h0", "h1", "h2", network=IPV6)
 
 
 @pytest.mark.deep

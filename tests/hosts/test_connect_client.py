@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.connect.conftest import CLIENT
 from tests.doubles.sessions import make_home
-from tests.hosts.bed import SHARED, Bed, Program, _wait_for_text, hosts, why_not
+from tests.hosts.bed import SHARED, Bed, Program, _wait_for_text, bed_of
 from tests.hosts.connect_client import ROWS
 
 PORT = 15002
@@ -19,13 +17,8 @@ SOON_S = 240.0
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(900), pytest.mark.spark]
 
 
-@pytest.fixture
-def bed(tmp_path: Path) -> Iterator[Bed]:
-    """Four hosts: h0 for master and server, h1 and h2 for workers, h3 for the client."""
-    if reason := why_not():
-        pytest.skip(reason)
-    with hosts(tmp_path, "h0", "h1", "h2", "h3") as made:
-        yield made
+bed = bed_of("h0", "h1", "h2", "h3")
+"""Four hosts: h0 for master and server, h1 and h2 for workers, h3 for the client."""
 
 
 def serve(bed: Bed, **settings: str) -> str:

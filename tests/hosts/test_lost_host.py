@@ -10,9 +10,9 @@ import sys
 import threading
 from collections.abc import Callable
 
-import psutil
 import pytest
 
+from tests.doubles.nodes import is_alive
 from tests.hosts.bed import SHARED, Bed, Host, Program
 
 LAUNCHED_S = 150.0
@@ -55,14 +55,6 @@ def lose_h2(bed: Bed, driver: Program, lose: Callable[[Host], None]) -> None:
     lose(bed["h2"])
     driver.wait_for("noticed", ENDED_S)
     assert not any(map(is_alive, children)), "it still trains, unseen"
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Whether it runs: one that has ended is there until its agent, which is ending, reaps it."""
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize(

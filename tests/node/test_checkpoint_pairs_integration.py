@@ -21,7 +21,7 @@ import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Feeding, Roles
 from sparkdl.node.context import NodeContext
-from tests.doubles.labs import Lab, lab
+from tests.doubles.labs import Lab, lab_of
 from tests.doubles.nodes import launch
 from tests.doubles.until import until
 
@@ -110,20 +110,11 @@ def expected(*steps: int, saved_first: tuple[int, ...] = ()) -> Used:
     return found
 
 
-def saving_lab(framework: str, folders: pytest.TempPathFactory) -> Iterator[Lab]:
-    folder = folders.mktemp(framework)
-    feeding = Feeding(timeout_s=60)
-    saved = str(folder / "saved")
-    with lab(folder, framework, NODES, checkpoint_dir=saved, feeding=feeding) as found:
-        yield found
+tensorflow = lab_of("tensorflow", NODES, saves=True, feeding=Feeding(timeout_s=60))
+torch = lab_of("torch", NODES, saves=True, feeding=Feeding(timeout_s=60))
 
 
 # TensorFlow
-
-
-@pytest.fixture(scope="module", name="tensorflow")
-def _tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    yield from saving_lab("tensorflow", tmp_path_factory)
 
 
 def fit(args: dict[str, Any], ctx: NodeContext) -> Used:
@@ -200,11 +191,6 @@ def test_own_loop_over_a_dataset_saves_beside_a_validation(tensorflow: Lab) -> N
 
 
 # PyTorch
-
-
-@pytest.fixture(scope="module", name="torch")
-def _torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    yield from saving_lab("torch", tmp_path_factory)
 
 
 def own_loader(args: dict[str, Any], ctx: NodeContext) -> Used:

@@ -97,23 +97,14 @@ def test_peer_that_sends_half_a_frame_or_pickle_blocks_none(server: tuple[Server
             assert client.register(node(0)) == "OK"
 
 
-def test_first_free_port_of_the_range_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_beside_a_coordinator_takes_another_port_where_that_has_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setenv("TFOS_SERVER_PORT", str(port))
         with pytest.raises(ConfigError, match=f"port {port}: .*TFOS_SERVER_PORT"):
             Server(1).start()
-        monkeypatch.setenv("TFOS_SERVER_PORT", f"{port}-{min(65535, port + 20)}")
-        it = Server(1)
-        assert port < it.start()[1] <= port + 20
-        it.stop()
-
-
-def test_server_beside_a_coordinator_takes_another_port_where_that_has_the_only_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setenv("TFOS_SERVER_PORT", str(taken.getsockname()[1]))
         it = Server(1)
         address = it.start(beside="127.0.0.1")
         with closing(Client(address)) as client:

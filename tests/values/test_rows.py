@@ -27,9 +27,6 @@ Pair = namedtuple("Pair", "x y")
 DTYPES = ["?", "i1", "i4", "i8", "u2", "u8", "f2", "f4", "f8"]
 SCALAR_DTYPES = [np.bool_, np.int8, np.int64, np.uint64, np.float16, np.float32, np.float64]
 
-ARRAYS = st.sampled_from(DTYPES).flatmap(
-    lambda dtype: npst.arrays(dtype, npst.array_shapes(min_dims=0, max_dims=3, min_side=0))
-)
 LEAVES: list[st.SearchStrategy[Any]] = [
     st.booleans(),
     st.integers(-(2**63), 2**63 - 1),

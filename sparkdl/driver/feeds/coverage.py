@@ -360,11 +360,10 @@ class CoverageStore:
             if feed in self._histories:
                 covered[feed] = self._histories[feed].coverage(generation, found)
             else:
-                before = self._restored.get(feed, _NOTHING)
-                rows = merge_epochs([before.rows.get(0, {}), *found])
-                covered[feed] = (
-                    structs.replace(before, rows={**before.rows, 0: rows}) if found else before
-                )
+                covered[feed] = before = self._restored.get(feed, _NOTHING)
+                if found:
+                    rows = merge_epochs([before.rows.get(0, {}), *found])
+                    covered[feed] = structs.replace(before, rows={**before.rows, 0: rows})
         return covered
 
     def covered_to(self, generation: int) -> dict[str, int]:

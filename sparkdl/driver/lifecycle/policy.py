@@ -88,7 +88,7 @@ def decide(
     if not settings.can_restart:
         return Fail()
     cause = min(failures, key=lambda failure: failure.order)
-    if is_hopeless(cause):
+    if cause.kind == "setup" or _error_name(cause) in HOPELESS:
         return Fail("another start would fail the same way: not restarted")
     if history.cause is not None and is_same(cause, history.cause):
         return Fail("failed the same way at the same step twice: not restarted again")
@@ -98,10 +98,6 @@ def decide(
         return Fail(f"max_restarts={settings.max_restarts} are used up")
     number = f"restart {recent + 1} of {settings.max_restarts}"
     return Restart(f"{number} because {cause.headline().splitlines()[0]}")
-
-
-def is_hopeless(failure: Failure) -> bool:
-    return failure.kind == "setup" or _error_name(failure) in HOPELESS
 
 
 def is_same(failure: Failure, before: Failure) -> bool:
@@ -114,10 +110,8 @@ def _is_from_outside(failure: Failure) -> bool:
         return True
     if failure.kind == "signal":
         return failure.signal_number in _ENDED_FROM_OUTSIDE
-    return (
-        failure.kind in ("lost", "unreachable", "oom", "hang")
-        or _error_name(failure) in FROM_OUTSIDE
-    )
+    kinds = ("lost", "unreachable", "oom", "hang")
+    return failure.kind in kinds or _error_name(failure) in FROM_OUTSIDE
 
 
 def _error_name(failure: Failure) -> str:

@@ -72,8 +72,8 @@ def step(state: State, event: Event, now_s: float) -> Step[State]:
     return transition(TRANSITIONS, state, event, now_s)
 
 
-def _to_all(registry: AgentRegistry, message: ToAgent, standbys: bool = False) -> list[Action]:
-    agents = [*registry.agents.values(), *(registry.standbys if standbys else ())]
+def _to_all(registry: AgentRegistry, message: ToAgent) -> list[Action]:
+    agents = [*registry.agents.values(), *registry.standbys]  # a standby may become a node
     return [Send(agent.agent_id, message) for agent in agents]
 
 
@@ -311,8 +311,7 @@ def _running_checkpoint(
         world=state.world,
         is_growth=True,
     )
-    rounds = _to_all(registry, NewRound(gathering.generation), True)
-    return gathering, [Report(reason), *rounds]
+    return gathering, [Report(reason), *_to_all(registry, NewRound(gathering.generation))]
 
 
 def _failing_fault(state: Failing, event: FailureReported, now_s: float) -> Step[Failing]:
@@ -394,7 +393,7 @@ def _decide(
         decision.reason,
         world,
     )
-    rounds = _to_all(registry, NewRound(generation + 1), True)  # a standby may become a node
+    rounds = _to_all(registry, NewRound(generation + 1))
     return gathering, [notice, *rounds, *_relaunch(gathering)]
 
 
@@ -413,8 +412,7 @@ def _stop_agents(state: R, event: DeadlinePassed, now_s: float) -> Step[R]:
     """Stop all agents; each exits after its results of inference are read."""
     registry, after = state.registry, replace(state, deadline_s=math.inf)
     stop = Stop(registry.spec.settings.grace_s, is_patient=True)
-    stops = _to_all(registry, stop, standbys=True)
-    return after, stops or [Release()]
+    return after, _to_all(registry, stop) or [Release()]
 
 
 def _stop(state: Any, event: StopRequested, now_s: float) -> Step[Stopping | Stopped]:
@@ -422,8 +420,7 @@ def _stop(state: Any, event: StopRequested, now_s: float) -> Step[Stopping | Sto
     if not registry.has_agents:
         return Stopped(state), []
     stopping = Stopping(registry, state, now_s + event.timeout_s)
-    stop = Stop(event.grace_s)
-    return stopping, _to_all(registry, stop, standbys=True)
+    return stopping, _to_all(registry, Stop(event.grace_s))
 
 
 def _stopping_joined(state: Stopping, event: AgentJoined, now_s: float) -> Step[Stopping]:
@@ -442,8 +439,7 @@ def _stopping_asked(state: Stopping, event: StopRequested, now_s: float) -> Step
     deadline_s = now_s + event.timeout_s
     if deadline_s >= state.deadline_s:
         return state, []
-    stops = _to_all(state.registry, Stop(event.grace_s), standbys=True)
-    return replace(state, deadline_s=deadline_s), stops
+    return replace(state, deadline_s=deadline_s), _to_all(state.registry, Stop(event.grace_s))
 
 
 def _stopping_expired(state: Stopping, event: DeadlinePassed, now_s: float) -> Step[Stopped]:
@@ -452,7 +448,7 @@ def _stopping_expired(state: Stopping, event: DeadlinePassed, now_s: float) -> S
 
 
 def _stop_children(registry: AgentRegistry, generation: int, reason: str = "") -> list[Action]:
-    return _to_all(registry, StopChild(generation, reason), standbys=True)
+    return _to_all(registry, StopChild(generation, reason))
 
 
 def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:

@@ -117,10 +117,8 @@ def may_come(spec: ClusterSpec, topology: Topology) -> bool:
     """Whether the nodes do not fit, and executors are still to come."""
     # Dynamic allocation starts executors for waiting tasks only, so a wait before the job is in
     # vain.
-    return (
-        not (topology.is_dynamic or _fits(spec, topology, _node_gpus(spec, topology)))
-        and len(topology.cores) < topology.most
-    )
+    is_served = topology.is_dynamic or _fits(spec, topology, _node_gpus(spec, topology))
+    return not is_served and len(topology.cores) < topology.most
 
 
 @dataclass(frozen=True)
@@ -164,16 +162,13 @@ def needs(nodes: int) -> str:
     return f"{count(nodes, 'node')} need{'s' if nodes == 1 else ''} {count(nodes, 'task slot')}"
 
 
-def _feeds_beside(spec: ClusterSpec, topology: Topology) -> bool:
-    return spec.is_fed and not topology.is_dynamic and is_attached(spec, False)
-
-
 def _fits(spec: ClusterSpec, topology: Topology, gpus: float) -> bool:
     if topology.room(topology.task_cpus, gpus) < spec.num_tasks:
         return False
     by_gpus = math.ceil(gpus / topology.task_gpus) if topology.task_gpus else 0
     taken = spec.num_tasks * max(1, by_gpus)
-    return not _feeds_beside(spec, topology) or topology.slots > taken
+    feeds_beside = spec.is_fed and not topology.is_dynamic and is_attached(spec, False)
+    return not feeds_beside or topology.slots > taken
 
 
 def _refusal(spec: ClusterSpec, topology: Topology, gpus: float) -> SparkdlError:
@@ -265,12 +260,8 @@ def read_topology(
     sc = context_of(spark)
     if sc is None:
         return None
-    deadline, silence, pause = (
-        Deadline.after(timeout_s),
-        Deadline.after(silent_s),
-        threading.Event(),
-    )
-    has_warned = False
+    deadline, silence = Deadline.after(timeout_s), Deadline.after(silent_s)
+    pause, has_warned = threading.Event(), False
     while True:
         topology = _topology(sc)
         if not may_come(spec, topology) or deadline.has_passed:

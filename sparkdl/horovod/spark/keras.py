@@ -110,9 +110,7 @@ class KerasEstimator(_KerasSaved, HorovodEstimator, params=[_CUSTOM]):
         }
         objects = known_objects({**compiled, "custom_objects": self.getCustomObjects()})
         estimator = ml.KerasEstimator(custom_objects=objects, **fit.settings)
-        for name, value in compiled.items():
-            if value is not None:
-                estimator._set(**{name: value})
+        estimator._set(**{name: value for name, value in compiled.items() if value is not None})
         estimator.setModel(self.getModel())
         store = self.getStore()
         logs = f"{store.folder(fit.common['run_id'])}/logs" if store else None

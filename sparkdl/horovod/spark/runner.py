@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
+
+from pyspark.sql import SparkSession
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import context_of
@@ -22,14 +24,9 @@ from sparkdl.core.namesakes import missing_name
 from sparkdl.core.options import Feeding, Recovery, Startup
 from sparkdl.driver.executors.sessions import session_of
 from sparkdl.driver.launch import launch
-from sparkdl.driver.options import Observe, reads_own_data
+from sparkdl.driver.options import LogLine, Observe, reads_own_data
 from sparkdl.horovod.spark.task import Task
 from sparkdl.torch_program import value_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from sparkdl.driver.options import LogLine
 
 _log = logging.getLogger(__name__)
 __getattr__ = partial(missing_name, __name__)
@@ -92,7 +89,8 @@ def run(  # noqa: PLR0913 (Horovod's options)
             `sparkdl.launch` pass through.
     """
     refuse(use_mpi=use_mpi, nics=nics, executable=executable)
-    printer = _printer(stdout, stderr, verbose, prefix_output_with_timestamp)
+    is_silent = verbose == 0 and stdout is None and stderr is None
+    printer = None if is_silent else _Printer(stdout, stderr, prefix_output_with_timestamp)
     task = Task(fn, tuple(args), kwargs or {}, env or {}, bool(printer))
     if any(not isinstance(item, str) for pair in task.env.items() for item in pair):
         raise ConfigError(f"env={task.env!r}: names and values must be strings")
@@ -217,13 +215,6 @@ class _Printer:
         stream = (self.stderr if line.is_error else self.stdout) or getattr(sys, name)
         stream.write(f"{now}[{line.node.removeprefix('worker:')}]<{name}>:{line.text}\n")
         stream.flush()
-
-
-def _printer(
-    stdout: TextIO | None, stderr: TextIO | None, verbose: int | None, with_time: bool
-) -> _Printer | None:
-    is_silent = verbose == 0 and stdout is None and stderr is None
-    return None if is_silent else _Printer(stdout, stderr, with_time)
 
 
 def refuse(**given: Any) -> None:

@@ -104,13 +104,11 @@ def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, An
     import tensorflow as tf
 
     for tensor in tensors:
-        if (
-            not (tensor.dtype.is_numpy_compatible and tensor.dtype.size)
-            or tensor.dtype.is_quantized
-        ):
+        dtype = tensor.dtype
+        if not (dtype.is_numpy_compatible and dtype.size) or dtype.is_quantized:
             wrong = ConfigError(
-                f"tensors of dtype {tensor.dtype.name} cannot travel; use "
-                "broadcast_object or allgather_object"
+                f"tensors of dtype {dtype.name} cannot travel; use broadcast_object or "
+                "allgather_object"
             )
             raise as_tensorflow_error(wrong)
     if tf.executing_eagerly():

@@ -134,8 +134,7 @@ class KerasEstimator(
         return self._with_values(fitted, summary)
 
     def _task(self) -> KerasTask:
-        if self._made is None:
-            raise ConfigError("KerasEstimator has no model: give it one, KerasEstimator(model=…)")
+        self._check_made()
         return KerasTask(
             model_spec=ModelSpec(
                 self._made,

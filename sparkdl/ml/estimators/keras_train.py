@@ -175,13 +175,12 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
         initial_epoch=first,
         verbose=2 if ctx.is_chief else 0,
     )
-    found = {"history": state.history}
     task.model_spec.save(model, file)  # on all nodes
     if not ctx.is_chief:
-        return found
+        return {"history": state.history}
     model = loaded(file, task.model_spec.objects)
     signature = with_softmax(keras_predictor(model).signature, model)
-    return {**found, **returned_model(file, signature, task, ctx)}
+    return {"history": state.history, **returned_model(file, signature, task, ctx)}
 
 
 def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = DEFAULT_FEED) -> Any:

@@ -107,6 +107,11 @@ class NetworkEstimator(
         """Return what `setCallbacks` was given."""
         return self._callbacks
 
+    def _check_made(self) -> None:
+        if self._made is None:
+            name = type(self).__name__
+            raise ConfigError(f"{name} has no model: give it one, {name}(model=…)")
+
     def _task_fields(self) -> dict[str, Any]:
         outputs = self.getOutputMapping().values() or [self.getPredictionCol()]
         check_types(self.getOutputTypes(), outputs)  # or the model's first transform would fail
@@ -176,12 +181,11 @@ class NetworkEstimator(
         if not summary.results:
             raise ResultError("the chief's model did not reach the driver; see the log above")
         chief: dict[str, Any] = summary.results[0]
-        if not fetched:
-            if "content" in chief:
-                fetched = [ModelFile.of(chief["content"], self._format)]
-            else:
-                copy = partial(_copy, dataset.sparkSession, chief["path"])
-                fetched = [ModelFile(self._format, copy)]
+        if not fetched and "content" in chief:
+            fetched = [ModelFile.of(chief["content"], self._format)]
+        elif not fetched:
+            copy = partial(_copy, dataset.sparkSession, chief["path"])
+            fetched = [ModelFile(self._format, copy)]
         return fetched[0], msgspec.json.decode(chief["signature"], type=Signature), summary
 
     def _with_values(self, model: M, summary: TrainingSummary) -> M:

@@ -183,7 +183,12 @@ def fitted_label(loss: Loss, output: Any, label: torch.Tensor, column: str) -> t
         is_alike = (*sizes[0], 1) == sizes[1] or (*sizes[1], 1) == sizes[0]
         return label.reshape(output.shape) if is_alike else label
     if label.numel() != output.numel():
-        raise _unfit(loss, output, label, column)
+        raise ConfigError(
+            f"the loss {loss.name} compares the model's output {described(output)} with column "
+            f"{column!r}, {described(label)}: both must have as many values. For the number of a "
+            "class in each row give loss='CrossEntropyLoss'; or end the model with as many outputs "
+            "as there are labels"
+        )
     return label.reshape(output.shape).to(dtype)
 
 
@@ -210,15 +215,6 @@ def _classes(loss: Loss, output: Any, label: torch.Tensor, column: str) -> torch
             "with pyspark.ml.feature.StringIndexer"
         )
     return label.long()
-
-
-def _unfit(loss: Loss, output: Any, label: torch.Tensor, column: str) -> ConfigError:
-    return ConfigError(
-        f"the loss {loss.name} compares the model's output {described(output)} with column "
-        f"{column!r}, {described(label)}: both must have as many values. For the number of a class "
-        "in each row give loss='CrossEntropyLoss'; or end the model with as many outputs as there "
-        "are labels"
-    )
 
 
 def described(value: Any) -> str:

@@ -66,11 +66,6 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
         check_fits(self._inputs(task), dataset.schema)
         return self._fitted_by(task, dataset)
 
-    def _check_made(self) -> None:
-        if self._made is None:
-            name = type(self).__name__
-            raise ConfigError(f"{name} has no model: give it one, {name}(model=…)")
-
     def _fitted_by(self, task: ModuleTask, dataset: DataFrame) -> TorchModel:
         if SAMPLE_WEIGHT in (*task.columns.features, *task.columns.labels):
             raise ConfigError(

@@ -593,12 +593,8 @@ def _output(name: str, value: torch.Tensor | list[str], rows: int) -> Tensor:
 
 def _scored(output: Tensor, values: torch.Tensor, scores: Scores) -> Tensor:
     """Return an only output that knows whether it scores classes."""
-    if (
-        output.dtype == TEXT
-        or not values.is_floating_point()
-        or output.shape is None
-        or values.ndim > 2
-    ):
+    is_float = output.dtype != TEXT and values.is_floating_point()
+    if not is_float or output.shape is None or values.ndim > 2:
         return output
     several = values.ndim == 2 and values.shape[1] > 1
     if not several:

@@ -129,7 +129,10 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         ("handle_invalid", handle_invalid),
         ("model_per", model_per),
     ):
-        _checked(name, value)
+        try:
+            TABLE[name].converted(value)
+        except TypeError as error:
+            raise ConfigError(f"{name}={value!r}: {error}") from None
     signature = Signature(_inputs(frame, input_cols, input_shapes or {}), ())
     results = result_schema(schema)
     if isinstance(make, Generator):
@@ -162,13 +165,6 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         kept = [frame.columns[index] for index in kept_columns(frame.columns, keep)]
         return scored_once(frame, score, results, kept, key, str(checkpoint), identity(make))
     return scored(frame, score, results, keep, model_per)
-
-
-def _checked(name: str, value: Any) -> None:
-    try:
-        TABLE[name].converted(value)
-    except TypeError as error:
-        raise ConfigError(f"{name}={value!r}: {error}") from None
 
 
 def _inputs(

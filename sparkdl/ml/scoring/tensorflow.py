@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from sparkdl.ml.scoring.source import ModelSource, Signature, Tensor
 from sparkdl.values.columns import is_csr, places
 from sparkdl.values.ndarrays import Array
 
+Specs = Iterable[tuple[str, Any]]
 _DEFAULT_KEY = "serving_default"
 
 
@@ -86,14 +88,8 @@ def keras_predictor(model: Any) -> Predictor:
         values = given.values() if isinstance(given, dict) else tf.nest.flatten(given)
         return dict(zip(outputs, values, strict=True))
 
-    return Predictor(
-        Signature(
-            tuple(_tensor(name, spec) for name, spec in zip(names, specs, strict=True)),
-            tuple(_tensor(name, spec) for name, spec in zip(outputs, found, strict=True)),
-        ),
-        outputs_of,
-        _numpy,
-    )
+    inputs = zip(names, specs, strict=True)
+    return _predictor(inputs, zip(outputs, found, strict=True), outputs_of)
 
 
 def _given(values: Any, spec: Any) -> Any:
@@ -125,14 +121,12 @@ def _saved_model(source: ModelSource) -> Predictor:
         assert model is not None  # its variables live as long as the model
         return dict(function(**{name: tf.convert_to_tensor(x) for name, x in inputs.items()}))
 
-    return Predictor(
-        Signature(
-            tuple(_tensor(name, spec) for name, spec in sorted(inputs.items())),
-            tuple(_tensor(name, spec) for name, spec in sorted(outputs.items())),
-        ),
-        run,
-        _numpy,
-    )
+    return _predictor(sorted(inputs.items()), sorted(outputs.items()), run)
+
+
+def _predictor(inputs: Specs, outputs: Specs, run: Callable[..., dict[str, Any]]) -> Predictor:
+    signature = Signature(tuple(starmap(_tensor, inputs)), tuple(starmap(_tensor, outputs)))
+    return Predictor(signature, run, _numpy)
 
 
 def _signature_key(source: ModelSource, keys: Sequence[str]) -> str:

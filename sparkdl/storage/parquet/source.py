@@ -10,7 +10,7 @@ Runs in: driver, agent
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, chain, groupby
@@ -163,7 +163,8 @@ def _read_footer(system: pafs.FileSystem, path: str, columns: Sequence[str] | No
         with pq.ParquetFile(
             path, filesystem=system, coerce_int96_timestamp_unit=INT96_UNIT
         ) as file:
-            schema = spark_schema(file.schema_arrow)
+            fields = [pa.field(each.name, spark_type(each.type)) for each in file.schema_arrow]
+            schema = pa.schema(fields)
             wanted = set(schema.names if columns is None else columns)
             rows = (file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
             return _Footer(schema, tuple(rows), row_nbytes(file.metadata, wanted))
@@ -210,7 +211,11 @@ def _agreed_schema(
         schema = footer.schema
         if schema is not first and schema.equals(first):
             continue
-        _raise_if_missing(names, schema.names, path)
+        if missing := [name for name in names if schema.names.count(name) != 1]:
+            raise ConfigError(
+                f"{path} has no column {missing[0]!r}, or two of that name; its columns are "
+                f"{', '.join(map(repr, schema.names))}. {_NAME_THEM}; a folder's key is none"
+            )
         others = [name for name in schema.names if name not in names]
         if columns is None and others:
             raise ConfigError(f"{path} has columns that {paths[0]} lacks: {others}. {_NAME_THEM}")
@@ -222,15 +227,6 @@ def _agreed_schema(
                     "Rewrite the files with one type, or feed them through Spark"
                 )
     return pa.schema([first.field(name) for name in names])
-
-
-def _raise_if_missing(names: Iterable[str], there: Sequence[str], path: str) -> None:
-    missing = [name for name in names if there.count(name) != 1]
-    if missing:
-        raise ConfigError(
-            f"{path} has no column {missing[0]!r}, or two of that name; its columns are "
-            f"{', '.join(map(repr, there))}. {_NAME_THEM}; a folder's key is none"
-        )
 
 
 def plan(
@@ -354,10 +350,6 @@ def spark_type(kind: pa.DataType) -> pa.DataType:
     if is_binary or types.is_fixed_size_binary(kind):
         return pa.binary()
     return pa.date32() if types.is_date64(kind) else kind
-
-
-def spark_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(field.name, spark_type(field.type)) for field in schema])
 
 
 def convert(column: pa.Array, kind: pa.DataType) -> pa.Array:

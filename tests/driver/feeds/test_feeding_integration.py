@@ -24,7 +24,7 @@ from sparkdl.feed.reader.batches import Tail
 from sparkdl.node.context import NodeContext
 from sparkdl.storage.parquet.source import list_files
 from tests.doubles.gates import Gate
-from tests.doubles.labs import Lab, lab
+from tests.doubles.labs import Lab, lab_of
 from tests.doubles.map_funs import count_rows
 from tests.doubles.meetings import STEP_S, Meetings, meet, parts, steps_by_epoch, train
 from tests.doubles.nodes import SOON_S, launch
@@ -35,21 +35,10 @@ LITTLE = 1 << 16
 """Bytes of feed memory that make feeders wait."""
 
 
-def _lab(factory: pytest.TempPathFactory, **feeding: Any) -> Iterator[Lab]:
-    with lab(factory.mktemp("lab"), "plain", 2, feeding=Feeding(**feeding)) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def little(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes that hold 64 KiB; the rest has to wait."""
-    yield from _lab(tmp_path_factory, memory_nbytes=LITTLE, disk_nbytes=0)
-
-
-@pytest.fixture(scope="module")
-def roomy(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes that hold whatever they are fed: 64 KiB in memory, and the rest on roomy."""
-    yield from _lab(tmp_path_factory, memory_nbytes=LITTLE, disk_nbytes=1 << 28)
+little = lab_of("plain", 2, feeding=Feeding(memory_nbytes=LITTLE, disk_nbytes=0))
+"""Two nodes that hold 64 KiB; the rest has to wait."""
+roomy = lab_of("plain", 2, feeding=Feeding(memory_nbytes=LITTLE, disk_nbytes=1 << 28))
+"""Two nodes that hold whatever they are fed: 64 KiB in memory, and the rest on disk."""
 
 
 @pytest.fixture(scope="module")

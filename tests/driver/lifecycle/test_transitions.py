@@ -421,10 +421,6 @@ def test_a_sigkill_needs_no_other_failure_to_explain_a_restart(max_restarts: int
 DETACHED = {"placement": "detached"}
 
 
-def relaunched(actions: list[states.Action]) -> list[str]:
-    return [node.name for a in actions if isinstance(a, states.Relaunch) for node in a.nodes]
-
-
 def released(actions: list[states.Action]) -> list[str]:
     return [action.node.name for action in actions if isinstance(action, states.ForgetTask)]
 
@@ -447,6 +443,7 @@ def come_back(play: Play, *agent_ids: str, generation: int = 1) -> list[states.A
 def test_nodes_that_are_waited_for_give_theirs_back_when_the_world_begins() -> None:
     """Until then each slot is to get its one node."""
     play = Play(options=DETACHED)
+    assert sent(play.actions, msg.Begin) == sent(play.actions, msg.Detach) == ["a", "b", "c"]
     assert not sent(lose(play, "b"), msg.Detach)
     actions = come_back(play, "b2", "a", "c")
     assert sorted(sent(actions, msg.Detach)) == ["a", "b2", "c"]
@@ -470,15 +467,6 @@ def test_a_task_that_starts_another_agent_has_its_slot_asked_back_too() -> None:
     lose(play, "b")
     actions = come_back(play, "b2", "a", "c")
     assert sent(actions, msg.Detach) == ["b2"]
-
-
-def test_detached_placement_gives_the_slots_back_when_the_first_world_begins() -> None:
-    play = Play()
-    play.state = begin(replace(play.spec, placement="detached"), 0.0)
-    play.say(*(play.joined(agent_id) for agent_id in "abc"))
-    assert not play.actions
-    actions = play.say(*(play.ready(agent_id) for agent_id in "abc"))
-    assert sent(actions, msg.Begin) == sent(actions, msg.Detach) == ["a", "b", "c"]
 
 
 # who brings nodes back then
@@ -526,7 +514,8 @@ def test_standby_that_takes_a_seat_gives_its_slot_back_too() -> None:
 def test_needed_roles_are_asked_for_before_others() -> None:
     play = Play(4, {"ps": 1}, min_nodes=2)
     lose(play, "d", "a")
-    assert relaunched(play.actions) == ["ps:0", "worker:2"]
+    asked = [action for action in play.actions if isinstance(action, states.Relaunch)]
+    assert [node.name for action in asked for node in action.nodes] == ["ps:0", "worker:2"]
 
 
 # Whatever happens.

@@ -8,27 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.control.channel import Consumed
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.files import FileOrder, OwnFiles
-from tests.doubles.feeds import numbers, values
+from tests.doubles.feeds import FILE_ROWS as ROWS, folder as folder, values
 
-ROWS = 2000
 LITTLE = 1 << 16
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Two files of 0.5 MB each."""
-    for file in range(2):
-        rows = pa.Table.from_batches([numbers(file * ROWS // 2, (file + 1) * ROWS // 2, width=64)])
-        pq.write_table(rows, tmp_path / f"{file}.parquet", row_group_size=100)
-    return tmp_path
 
 
 @contextmanager

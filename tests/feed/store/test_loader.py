@@ -5,27 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-import pytest
-
 from sparkdl.control.messages import FeedBegin, FeedCut, ReadShare
 from sparkdl.control.rows import FeedCount, Share
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.storage.parquet.source import list_files
-from tests.doubles.feeds import FEED, LevelDriver, LocalNode, numbers
+from tests.doubles.feeds import FEED, FILE_ROWS as ROWS, LevelDriver, LocalNode, folder as folder
 
-ROWS = 2000
 LITTLE = 1 << 16
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Two files of 0.5 MB each."""
-    for file in range(2):
-        rows = pa.Table.from_batches([numbers(file * ROWS // 2, (file + 1) * ROWS // 2, width=64)])
-        pq.write_table(rows, tmp_path / f"{file}.parquet", row_group_size=100)
-    return tmp_path
 
 
 def share_of(folder: Path) -> Share:

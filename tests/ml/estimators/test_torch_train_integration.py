@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +15,7 @@ from sparkdl.core.options import Startup
 from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.torch_train import ModuleTask, TorchTask, train
 from sparkdl.ml.scoring.torch import module_of
-from tests.doubles.labs import Lab, lab
+from tests.doubles.labs import Lab, lab_of
 from tests.doubles.nodes import launch
 from tests.ml.torch_fits import (
     DATA,
@@ -45,10 +44,7 @@ ALL = ROWS
 """A batch of all rows: a step is over all of them, wherever they are."""
 
 
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("lab"), "torch", NODES) as found:
-        yield found
+nodes = lab_of("torch", NODES)
 
 
 def task(weighted: bool = False, **fields: Any) -> TorchTask:

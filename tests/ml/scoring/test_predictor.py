@@ -23,10 +23,6 @@ from tests.ml.models import linear
 pytestmark = pytest.mark.tensorflow
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
-TYPES = (
-    *("float16", "float32", "float64", "bfloat16", "complex64", "complex128", "bool", "string"),
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-)
 
 
 @pytest.mark.parametrize("kind", ["exported", "keras", "content"])

@@ -96,20 +96,6 @@ def wait_for_end(pid: int) -> None:
         return
 
 
-def test_two_tasks_share_a_process(connect: Connect) -> None:
-    first, second = connect(function(double), *ALL), connect(function(double), *ALL)
-    assert first.pid == second.pid != os.getpid()
-    for _ in range(2):
-        send(first, 1, 2, 3)
-        send(second, *range(SIZE + 1))
-    for client, values in ((first, [1, 2, 3]), (second, list(range(SIZE + 1)))):
-        for _ in range(2):
-            twice, sizes, pids = answer(client)
-            assert twice == [2 * x for x in values]
-            assert sizes == [len(values)] * len(values)
-            assert {*pids} == {first.pid}
-
-
 def test_only_the_task_with_the_wrong_rows_fails(connect: Connect) -> None:
     good, bad = connect(function(double), Y), connect(function(double), Y)
     send(good, 1, 2)
@@ -154,8 +140,9 @@ def test_waiting_rows_of_all_tasks_are_one_batch_and_fail_alone(connect: Connect
             with pytest.raises(RowsFailedError, match="ValueError: thirteen"):
                 client.receive()
         else:
-            twice, size, _ = answer(client)
+            twice, size, pids = answer(client)
             assert twice == [2 * x for x in values]
+            assert {*pids} == {clients[0].pid} != {os.getpid()}
             sizes += size[:1]
     # Three fill a batch, before or after those that came first, in whatever order they come.
     assert bad == 13 or sorted(sizes) in ([2, 2, 6, 6, 6], [4, 4, 6, 6, 6])
@@ -250,13 +237,10 @@ def test_scorer_that_cannot_start_says_why(owner: subprocess.Popen[bytes]) -> No
 
 @pytest.mark.deep
 def test_scorer_without_tasks_ends_for_another_model_a_busy_one_does_not(connect: Connect) -> None:
-    def triple() -> Any:
-        return lambda columns: 3 * columns["x"]
-
     first = connect(function(double), Y)
     send(first, *range(SIZE))
     answer(first)
-    second = connect(function(triple), Y)
+    second = connect(function(lambda: lambda columns: 3 * columns["x"]), Y)
     send(second, *range(SIZE))
     assert answer(second) == [[3 * x for x in range(SIZE)]]
     send(first, *range(SIZE))

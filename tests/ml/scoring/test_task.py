@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -19,7 +18,6 @@ from tests.ml.conftest import Saved
 pytestmark = pytest.mark.tensorflow
 
 FLOATS = pa.list_(pa.field("element", pa.float32()))
-X = np.arange(30, dtype=np.float32).reshape(10, 3)
 
 
 def score(path: str, handle_invalid: str = "error", batch_size: int = 4) -> Score:
