@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, islice, takewhile
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -40,9 +40,11 @@ _PAUSE_S = 0.5
 T = TypeVar("T")
 Call = Callable[[flight.FlightClient, bytes, flight.FlightCallOptions], T]
 _WINDOWS, _CALL_NBYTES = 64, 8 * 1024 * 1024
-"""The most windows and bytes that one call asks for; segments of so many stay borrowed."""
+"""The most windows and bytes that one call asks for."""
 _WINDOWS_IN_ORDER = 1024
 """Likewise, where rows of all holders make one segment: windows are the slices of batches."""
+_FILES = 256
+"""So many of this machine stay open for windows to come."""
 _LARGE_NBYTES = 1 << 19
 """Windows of so many bytes are not copied, if they are on this machine."""
 
@@ -55,6 +57,19 @@ class NodeDirectory:
     names: tuple[str, ...]
     spec: FeedSpec
     patience_s: float
+
+
+class _File(NamedTuple):
+    """A file of the own spool, or one that is lent by a holder on this machine.
+
+    Attributes:
+        start: where its segment begins.
+    """
+
+    fd: int
+    start: int
+    rows: pa.RecordBatch
+    row_nbytes: int
 
 
 Fetch = tuple[AssignedRange, Assign]
@@ -99,8 +114,7 @@ class Fetcher(threading.Thread):
         self._clients: dict[str, flight.FlightClient] = {}
         self._early: dict[int, pa.RecordBatch] = {}
         self._holder = -1
-        self._borrowed: dict[tuple[int, int], tuple[int, int, pa.RecordBatch]] = {}
-        """By holder and segment: its descriptor, its first row, and the rows of its file."""
+        self._files: dict[tuple[int, int], _File] = {}
         self._far: set[int] = set()
 
     def add(self, fetches: Iterable[Fetch]) -> None:
@@ -136,7 +150,7 @@ class Fetcher(threading.Thread):
         finally:
             for client in self._clients.values():
                 client.close()
-            self._give_back(set())
+            self._close_files()
 
     def _next(self) -> list[Fetch]:
         """Wait for what to fetch next: rows of one epoch, of one holder; none once stopped."""
@@ -185,35 +199,40 @@ class Fetcher(threading.Thread):
         for is_entered, group in groupby(here, key=self._is_entered):
             if is_entered:
                 for each in group:
-                    self._enter(each, early.pop(id(each)))
+                    self._enter(each)
             else:
                 small = [*group]
                 self._log.append(join([early.pop(id(each)) for each in small]), _request(small))
         self._note_fetched(here)
 
     def _is_entered(self, fetch: Fetch) -> bool:
-        is_large = self._early[id(fetch)].nbytes >= _LARGE_NBYTES
-        return is_large and fetch[0].holder not in self._far
+        window, _ = fetch
+        file = self._files.get((window.holder, window.number))
+        return file is not None and window.rows * file.row_nbytes >= _LARGE_NBYTES
 
-    def _enter(self, fetch: Fetch, rows: pa.RecordBatch) -> None:
+    def _enter(self, fetch: Fetch) -> None:
         """Bring a window of this machine into the log, without copying it."""
         window, _ = fetch
+        rows = self._early.pop(id(fetch))
         if window.holder == self._directory.node_id:
             # Of this generation's spool, even if another one has begun.
             self._log.enter(self._spool.take(*_window(window)))
         else:
-            fd, start, _ = self._borrowed[window.holder, window.number]
-            self._log.share(fd, rows, replace(_request([fetch]), start=start + window.skip))
+            file = self._files[window.holder, window.number]
+            request = replace(_request([fetch]), start=file.start + window.skip)
+            self._log.share(file.fd, rows, request)
 
     def _bring(self, fetches: list[Fetch]) -> bool:
         """Take up the first windows of one holder; false if it was stopped."""
-        if (mapped := self._mapped(fetches[:_WINDOWS])) is not None:
+        if self._has_files(fetches):
             nbytes = 0
-            for fetch, rows in zip(fetches, mapped, strict=False):
-                self._early[id(fetch)] = rows
-                nbytes += rows.nbytes
-                if nbytes >= self._call_nbytes:
+            for fetch in fetches:
+                window, _ = fetch
+                file = self._files.get((window.holder, window.number))
+                if file is None or nbytes >= self._call_nbytes:
                     break
+                self._early[id(fetch)] = file.rows.slice(file.start + window.skip, window.rows)
+                nbytes += window.rows * file.row_nbytes
             return True
         if (found := self._windows(fetches)) is None:
             return False
@@ -222,29 +241,33 @@ class Fetcher(threading.Thread):
             self._early[id(fetch)] = batch.slice(start, stop - start)
         return True
 
-    def _mapped(self, fetches: list[Fetch]) -> Iterator[pa.RecordBatch] | None:
-        """Map windows of one holder, if it is on this machine."""
+    def _has_files(self, fetches: list[Fetch]) -> bool:
+        """Get the files of the first windows of one holder, if it is on this machine."""
+        lacking = {(each.holder, each.number): (each, order) for each, order in fetches}
+        lacking = {key: fetch for key, fetch in lacking.items() if key not in self._files}
+        lacking = dict(islice(lacking.items(), _WINDOWS))
         if self._holder == self._directory.node_id:
-            return self._spool.read([_window(each) for each, _ in fetches])
+            for key, (each, _) in lacking.items():
+                self._map(key, *self._spool.lend(*_window(each)))
+            return True
         if self._holder in self._far:
-            return None
-        lacking = {(self._holder, each.number): (each, order) for each, order in fetches}
-        lacking = {key: fetch for key, fetch in lacking.items() if key not in self._borrowed}
+            return False
         lent = (self._call([*lacking.values()], _borrow) or []) if lacking else []
         with suppress(ProtocolError, OSError):  # also without descriptors its rows can be sent
             for key, one in zip(lacking, lent, strict=False):
-                fd = self._fds.wait_fd(one.key, Deadline.after(_PAUSE_S))
-                self._borrowed[key] = fd, one.start, read_segment(fd)
-        if not self._borrowed.keys() >= lacking.keys():
-            self._far.add(self._holder)
-            return None
-        lender = self._holder
-        borrowed = ((each, self._borrowed[lender, each.number]) for each, _ in fetches)
-        return (rows.slice(start + each.skip, each.rows) for each, (_, start, rows) in borrowed)
+                self._map(key, self._fds.wait_fd(one.key, Deadline.after(_PAUSE_S)), one.start)
+        if self._files.keys() >= lacking.keys():
+            return True
+        self._far.add(self._holder)
+        return False
 
-    def _give_back(self, wanted: set[tuple[int, int]]) -> None:
-        for key in self._borrowed.keys() - wanted:
-            os.close(self._borrowed.pop(key)[0])
+    def _map(self, key: tuple[int, int], fd: int, start: int) -> None:
+        rows = read_segment(fd)
+        self._files[key] = _File(fd, start, rows, rows.nbytes // max(1, rows.num_rows))
+
+    def _close_files(self, wanted: Iterable[tuple[int, int]] = ()) -> None:
+        for key in self._files.keys() - {*wanted}:
+            os.close(self._files.pop(key).fd)
 
     def _note_fetched(self, here: list[Fetch]) -> None:
         """Have the holders free rows that are here now, whether the log took them or not."""
@@ -258,8 +281,9 @@ class Fetcher(threading.Thread):
         with self._changed:
             done = set(map(id, here))
             self._waiting = deque(each for each in self._waiting if id(each) not in done)
-            soon = islice(self._waiting, _WINDOWS)
-            self._give_back({(each.holder, each.number) for each, _ in soon})
+            soon = islice(self._waiting, _WINDOWS_IN_ORDER)
+            keys = dict.fromkeys((each.holder, each.number) for each, _ in soon)
+        self._close_files(islice(keys, _FILES))
         self._on_fetched(len(here))
 
     def _call(self, fetches: list[Fetch], call: Call[T]) -> T | None:

@@ -90,7 +90,7 @@ def test_rows_in_an_order_come_as_files_on_one_machine(
         assert values(node.reader()) == expected
         left = (70 + 5) * NBYTES // 100
         assert until(lambda: abs(holder.feeds.store.budget.used_nbytes - left) < 4)
-        assert not node.feeds._feeds[FEED].fetcher._borrowed
+        assert not node.feeds._feeds[FEED].fetcher._files
 
 
 def test_marks_wait_until_the_rows_before_them_are_here() -> None:
