@@ -108,7 +108,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
 MAX_LINES = 900
 
 CEILINGS = {  # lines of each folder: lowered by each commit that takes something out, never raised
-    "": 1_360,
+    "": 1_358,
     "collectives": 880,
     "control": 2_227,
     "core": 1_994,
@@ -119,7 +119,7 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "driver": 9_302,
     "feed": 5_528,
     "frameworks": 1_296,
-    "horovod": 5_496,
+    "horovod": 5_495,
     "ml": 9_092,
     "mlflow": 360,
     "node": 5_352,

@@ -158,7 +158,7 @@ class ObjectState:
                 saving.until(partial((saving.folder / _FILE).write_bytes, kept))
 
     def check_host_updates(self) -> None:
-        """Do nothing: sparkdl adds nodes that come back, right after a commit."""
+        """Do nothing: sparkdl adds nodes that come back, once a commit is written."""
 
     def save(self) -> None:
         """Keep copies of the objects in memory."""
