@@ -224,11 +224,14 @@ class _NoSanityCheck:
 
 
 class Checkpoint(DualBase):
-    """A callback that saves the trainer through `ctx.checkpoint`, with the rows used so far.
+    """A callback that saves the trainer through `ctx.checkpoint_async`, with the rows used so far.
 
         checkpoint = sparkdl.lightning.Checkpoint(every_steps=500)
         trainer = Trainer(callbacks=[checkpoint], …)
         trainer.fit(model, data, ckpt_path=checkpoint.path)
+
+    Lightning writes its file within the step; the upload continues beside the training. The end of
+    `fit` waits for the last one, and raises its error.
 
     Args:
         every_steps: save each time that `trainer.global_step` is a multiple of it.
@@ -284,12 +287,17 @@ class Checkpoint(DualBase):
         if self._every[1] and (trainer.current_epoch + 1) % self._every[1] == 0:
             self._save(trainer)
 
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Wait for the checkpoint in flight."""
+        self._ctx._checkpoints.await_in_flight()
+
     def _save(self, trainer: Any) -> None:
         step = trainer.global_step
         if step == self._saved:  # not every batch makes a step
             return
-        with self._ctx.checkpoint(step, batches=self._used(trainer)) as folder:
-            trainer.save_checkpoint(folder / _FILE)
+        with self._ctx.checkpoint_async(step, batches=self._used(trainer)) as saving:
+            # Not to a copy elsewhere: sharded strategies make all nodes write to rank 0's path.
+            trainer.save_checkpoint(saving.folder / _FILE)
         self._saved = step
 
     def _used(self, trainer: Any) -> dict[str, int]:

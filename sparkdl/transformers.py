@@ -11,11 +11,14 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import tempfile
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.files import scratch_of_child
 from sparkdl.core.namesakes import missing_name
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.datasets.hugging_face import LoadedRows
@@ -31,14 +34,16 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoint(DualBase):
-    """A callback that copies the Trainer's checkpoints to `ctx.checkpoint`, with the rows used.
+    """A callback that copies the Trainer's checkpoints to `checkpoint_dir`, with the rows used.
 
         checkpoint = sparkdl.transformers.Checkpoint()
         trainer = Trainer(model, args, train_dataset=…, callbacks=[checkpoint])
         trainer.train(resume_from_checkpoint=checkpoint.path)
 
     The Trainer's arguments say when to save (`save_strategy`, `save_steps`), and `output_dir` may
-    be a local folder of each node. A resumed training continues with the rows not covered by the
+    be a local folder of each node. The step waits for a local copy of the files; they are uploaded
+    beside the training (`ctx.checkpoint_async`). The end of `train` waits for the last upload, and
+    raises its error. A resumed training continues with the rows not covered by the
     checkpoint, so `ignore_data_skip` is set.
 
     Args:
@@ -92,7 +97,7 @@ class Checkpoint(DualBase):
 
         Raises:
             ConfigError: if the Trainer has saved nothing, or the rows used are not known.
-            CheckpointError: see `NodeContext.checkpoint`.
+            CheckpointError: see `NodeContext.checkpoint_async`.
         """
         step = state.global_step
         # A Trainer may save a step twice, by its interval and at its end.
@@ -114,12 +119,19 @@ class Checkpoint(DualBase):
                 f"the Trainer has saved nothing in {saved}: set save_strategy to other than 'no', "
                 "and leave out save_only_model"
             )
-        with self._ctx.checkpoint(step, batches=self._used()) as folder:
-            for name in own:
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(saved / name, folder / name)
+        with self._ctx.checkpoint_async(step, batches=self._used()) as saving:
+            # A copy, because the Trainer deletes and overwrites its own while this is uploaded.
+            copy = Path(tempfile.mkdtemp(dir=scratch_of_child()))
+            _put(own, saved, copy, shutil.copyfile)
+            move = partial(shutil.move, copy_function=shutil.copyfile)
+            saving.until(partial(_put, own, copy, saving.folder, move))
+            saving.until(partial(shutil.rmtree, copy, ignore_errors=True))
         self._saved = step
         self._ctx.barrier()  # before a node removes a folder that others copy from
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Wait for the checkpoint in flight."""
+        self._ctx._checkpoints.await_in_flight()
 
     def _is_known(self) -> bool:
         return self._rows is None or self._rows.used(self._batches) is not None
@@ -137,3 +149,9 @@ class Checkpoint(DualBase):
 def _files(folder: Path) -> list[str]:
     found = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
     return [str(path.relative_to(folder)) for path in found]
+
+
+def _put(names: Iterable[str], source: Path, target: Path, put: Callable[..., Any]) -> None:
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        put(source / name, target / name)

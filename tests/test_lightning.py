@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.options import Startup
 from sparkdl.driver.options import Observe
 from sparkdl.node.context import NodeContext
+from tests.doubles.map_funs import hold_checkpoint
 from tests.doubles.nodes import Lines, launch
 
 pytestmark = [
@@ -50,7 +53,7 @@ def _module(package: Any) -> Any:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             self.steps.append(self.global_step)
             if self.global_step == self.fail_at:
-                raise RuntimeError("interrupted")
+                os.kill(os.getpid(), signal.SIGKILL)
             return self._loss(batch)
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -65,13 +68,14 @@ def _module(package: Any) -> Any:
 
 
 def train(failure: int, ctx: NodeContext) -> dict[str, Any]:
-    """Fit on the feeds, failing at this step in the first generation."""
+    """Fit on the feeds; die at this step in the first generation, while a checkpoint is held up."""
     import lightning.pytorch as pl
     import torch
 
     torch.set_num_threads(1)
     model = _module(pl)
     model.fail_at = None if ctx.generation else failure
+    hold_checkpoint(ctx, failure - 2)
     data = sparkdl.lightning.FeedDataModule(BATCH, x="x", y="y", validation="validation")
     checkpoint = sparkdl.lightning.Checkpoint(every_steps=3)
     print(f"goes on with {checkpoint.path.parent.name[:15] if checkpoint.path else None}")
@@ -79,6 +83,7 @@ def train(failure: int, ctx: NodeContext) -> dict[str, Any]:
     one |= {"strategy": "ddp", "plugins": [sparkdl.lightning.Environment()]}
     trainer = pl.Trainer(max_epochs=EPOCHS, callbacks=[checkpoint], **one, **QUIET)
     trainer.fit(model, data, ckpt_path=checkpoint.path)
+    assert ctx._checkpoints._in_flight is None, "the end of fit waits for the last"
     return {
         "steps": model.steps,
         "losses": model.losses,
@@ -104,7 +109,7 @@ def _undisturbed() -> list[Any]:
 
 
 @pytest.mark.smoke
-def test_trainer_is_fed_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+def test_trainer_is_fed_and_takes_steps_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     """On one node; on two it trains in tests/node/test_checkpoint_pairs_integration.py."""
     rows = [{"x": [0.3, 1.0], "y": 1.0}] * (BATCH * BATCHES)
     lines = Lines()
@@ -116,11 +121,11 @@ def test_trainer_is_fed_and_goes_on_after_a_failure(tmp_path: Path) -> None:
         report = cluster.feed(rows, epochs=EPOCHS, timeout_s=_SOON_S)
         validation.result(_SOON_S)
         (found,) = cluster.results(_SOON_S)
-    assert report.rows_unused == 0
+    assert (report.rows_unused, report.rows_covered) == (0, 6 * BATCH)
     begun = [text for text in lines.of("worker:0") if text.startswith("goes on")]
-    assert [text[-4:] for text in begun] == ["None", "0009"]
+    assert [text[-4:] for text in begun] == ["None", "0006"], "9 was held up, for two steps"
     assert len(found["losses"]) == 2 * 16 // BATCH
-    assert found["steps"] == list(range(9, EPOCHS * BATCHES))
+    assert found["steps"] == list(range(6, EPOCHS * BATCHES))
     assert found["epochs"] == EPOCHS
     for one, other in zip(found["weights"], found["expected"], strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)

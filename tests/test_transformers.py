@@ -15,6 +15,7 @@ import pytest
 from sparkdl.core.errors import ConfigError, RemovedModuleError
 from sparkdl.core.options import Startup
 from tests.doubles.lazy import needs
+from tests.doubles.map_funs import hold_checkpoint
 from tests.doubles.nodes import launch
 from tests.ml.text_models import TEXTS, gpt2
 
@@ -82,6 +83,8 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
             if ctx.generation == 0 and is_last and state.global_step == args.get("dies_at"):
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    if args.get("held"):
+        hold_checkpoint(ctx, args["held"])
     model = Model()
     checkpoint = Checkpoint() if args.get("saves") else None
     evaluated = ctx.torch_dataset(4, feed="validation") if args.get("evaluates") else None
@@ -99,6 +102,7 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     )
     resumed = ctx.last_checkpoint
     result = trainer.train(resume_from_checkpoint=checkpoint.path if checkpoint else None)
+    assert ctx._checkpoints._in_flight is None, "the end of train waits for the last"
     return {
         **{
             "seen": model.seen.tolist(),
@@ -141,25 +145,28 @@ def test_trainer_takes_a_feed_as_it_stands_each_row_once_an_epoch(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("mapped", "nodes"),
+    ("mapped", "nodes", "resumed_at"),
     [
-        pytest.param({"saves": "steps"}, 1, id="torch", marks=pytest.mark.smoke),
+        pytest.param({"saves": "steps"}, 1, 10, id="torch", marks=pytest.mark.smoke),
         # The rows read ahead are no batches of the Trainer's: it saves at the end of epochs alone.
-        pytest.param({"saves": "epoch", "batched": True}, 2, id="packed", marks=pytest.mark.deep),
+        pytest.param(
+            {"saves": "epoch", "batched": True}, 2, 6, id="packed", marks=pytest.mark.deep
+        ),
     ],
 )
 def test_training_resumes_with_the_rows_that_its_checkpoint_does_not_cover(
-    tmp_path: Path, mapped: dict[str, Any], nodes: int
+    tmp_path: Path, mapped: dict[str, Any], nodes: int, resumed_at: int
 ) -> None:
+    """It takes two steps while the checkpoint of step 12 is held up, and dies."""
     folder = str(tmp_path / "trainer")
-    args = {"dies_at": 7, **mapped, "accumulates": 2, "folder": folder}
+    args = {"held": 12, "dies_at": 14, **mapped, "accumulates": 2, "folder": folder}
     options: dict[str, Any] = {"max_restarts": 1, "checkpoint_dir": str(tmp_path / "checkpoints")}
     options["startup"] = Startup(preload=["transformers.trainer"])  # once, for both generations
     with launch(train, args, nodes, framework="torch", **options) as cluster:
         cluster.feed(rows(ROWS // 2 * nodes), epochs=3, shuffle="global")
         results = cluster.results(_SOON_S)
     for result in results:
-        assert result["resumed_at"] == 6
+        assert result["resumed_at"] == resumed_at
         assert result["seen"][: ROWS // 2 * nodes] == [3.0] * (ROWS // 2 * nodes)
         assert result["steps"] == 3 * ROWS // 16
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 from sparkdl.node.context import NodeContext
@@ -34,6 +35,21 @@ def die(how: str) -> None:
     if how == "agent":
         os.kill(int(os.environ["SPARKDL_AGENT_PID"]), signal.SIGKILL)
         signal.pause()
+
+
+def hold_checkpoint(ctx: NodeContext, step: int) -> None:
+    """Never finish this checkpoint in the first generation: a training that waits for it hangs."""
+    if ctx.generation:
+        return
+    store: Any = ctx._checkpoints._store
+    finish = store.finish
+
+    def held(name: Any, *given: Any) -> None:
+        if name.step == step:
+            threading.Event().wait()
+        finish(name, *given)
+
+    store.finish = held
 
 
 def count_rows(args: Any, ctx: NodeContext) -> list[int]:

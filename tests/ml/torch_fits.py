@@ -9,6 +9,7 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class Alone:
     """
 
     num_workers, rank, is_chief, last_checkpoint = 1, 0, True, None
+    _checkpoints = SimpleNamespace(await_in_flight=lambda: None)
 
     def __init__(self, **columns: Any) -> None:
         self.columns, self.passes = columns, dict.fromkeys(("input", "validation"), 0)

@@ -1,8 +1,9 @@
 """Horovod's elastic training over sparkdl's restarts: `hvd.elastic` of all frameworks.
 
-`state.commit()` is a checkpoint. When a node is lost, all nodes restart, or fewer if `min_nodes`
-allows it: `run` restores the last commit into the state, then calls the training function again
-from its beginning. https://horovod.readthedocs.io/en/v0.28.1/elastic_include.html
+`state.commit()` is a checkpoint, written beside the training. When a node is lost, all nodes
+restart, or fewer if `min_nodes` allows it: `run` restores the last commit into the state, then
+calls the training function again from its beginning.
+https://horovod.readthedocs.io/en/v0.28.1/elastic_include.html
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import logging
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 import numpy as np
 
-from sparkdl.core.errors import CheckpointError, ConfigError
+from sparkdl.core.errors import CheckpointError, ConfigError, SparkdlError
 from sparkdl.core.namesakes import missing_name
 from sparkdl.horovod.common.process_sets import group_of, horovod_state
 from sparkdl.node.context import NodeContext, current
@@ -47,10 +50,12 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     Before it calls the function, it restores the last commit into the state, if there is one, calls
     the state's reset callbacks if this is a restart, and broadcasts rank 0's state. A
     `HorovodInternalError` inside fails the node, and so leads to a restart, as `launch(…,
-    max_restarts=…)` and `run_elastic(…, reset_limit=…)` allow.
+    max_restarts=…)` and `run_elastic(…, reset_limit=…)` allow. The end of the function, and an
+    error in it, wait until the last commit is written.
 
     Raises:
-        CheckpointError: if the last commit cannot be read, or was not one of `state.commit()`.
+        CheckpointError: if the last commit cannot be read, or was not one of `state.commit()`; or
+            the last one of the function could not be written.
     """
 
     @functools.wraps(func)
@@ -63,9 +68,21 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
             if ctx.restarts:
                 state.on_reset()
         state.sync()
-        return func(state, *args, **kwargs)
+        with nullcontext() if ctx is None else _last_commit_written(ctx):
+            return func(state, *args, **kwargs)
 
     return wrapper
+
+
+@contextmanager
+def _last_commit_written(ctx: NodeContext) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        with suppress(SparkdlError):  # the first error matters more
+            ctx._checkpoints.await_in_flight()
+        raise
+    ctx._checkpoints.await_in_flight()
 
 
 class ObjectState:
@@ -113,11 +130,14 @@ class ObjectState:
     def commit(self) -> None:
         """Save the current state in a checkpoint; all processes call it, at the same step.
 
-        A restart resumes here. Without `checkpoint_dir` it is kept only in memory, for `restore`.
+        The training continues while a copy is written: a restart resumes here once all processes
+        have written, and from the commit before until then. The next commit waits for this one.
+        Without `checkpoint_dir` it is kept only in memory, for `restore`.
 
         Raises:
             ConfigError: if a feed is read ahead, by tf.data or workers of a DataLoader.
-            CheckpointError: if it could not be written, or a process has not called this in time.
+            CheckpointError: if the commit before could not be written, or a process has not called
+                it in time.
         """
         self.save()
         ctx = current()
@@ -132,12 +152,13 @@ class ObjectState:
         # Checkpoints are numbered on over restarts: a smaller number would not be the newest.
         self._commits = max(self._commits, ctx.last_checkpoint.step if ctx.last_checkpoint else 0)
         self._commits += 1
-        with ctx.checkpoint(self._commits) as folder:
+        with ctx.checkpoint_async(self._commits) as saving:
             if horovod_state().rank == 0:
-                (folder / _FILE).write_bytes(cloudpickle.dumps(self._kept))
+                kept = cloudpickle.dumps(self._kept)
+                saving.until(partial((saving.folder / _FILE).write_bytes, kept))
 
     def check_host_updates(self) -> None:
-        """Do nothing: sparkdl adds nodes that come back, right after a commit."""
+        """Do nothing: sparkdl adds nodes that come back, once a commit is written."""
 
     def save(self) -> None:
         """Keep copies of the objects in memory."""

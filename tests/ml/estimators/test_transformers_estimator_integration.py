@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ pytestmark = [
     *(pytest.mark.torch, pytest.mark.usefixtures("spark_ml"), pytest.mark.timeout(400)),
     needs("transformers", "lightning"),
 ]
-EPOCHS = 4
+EPOCHS, LORA_EPOCHS = 4, 12  # until all rows are learnt
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,8 @@ def losses_alone(lone: Any, lora: bool) -> list[float]:
     made = MakeText(
         model=bert_config(), tokenizer=tokenizer(), kind="classification", classes=2, lora=lora
     )
-    fields: dict[str, Any] = {"batch_size": 8, "epochs": EPOCHS, "seed": SEED, "made": made}
+    fields: dict[str, Any] = {"batch_size": 8, "seed": SEED, "made": made}
+    fields["epochs"] = LORA_EPOCHS if lora else EPOCHS
     task = TorchTask(
         columns=Columns({"x": "text"}, {"y": ""}),
         **{"name": "alone", "optimizer": adam, "loss": "CrossEntropyLoss", **fields},
@@ -86,6 +88,7 @@ def test_killed_fit_on_two_nodes_has_the_losses_of_one_process_and_is_saved(
         bert_config(),
         tokenizer=tokenizer(),
         lora=lora,
+        epochs=LORA_EPOCHS if lora else EPOCHS,
         num_workers=2,
         batch_size=8,
         max_restarts=1,
@@ -97,7 +100,10 @@ def test_killed_fit_on_two_nodes_has_the_losses_of_one_process_and_is_saved(
     loaded: Any = TransformersEstimator.load(str(tmp_path / "estimator"))
     model = loaded.fit(reviews)
     assert (tmp_path / "died").exists()
-    assert model.history["loss"] == pytest.approx(losses_alone(lone_node, lora), rel=1e-3)
+    first, *_, last = losses = model.history["loss"]
+    assert losses == pytest.approx(losses_alone(lone_node, lora), rel=1e-3, abs=1e-4)
+    assert first == pytest.approx(math.log(2), abs=0.05), "as by chance"
+    assert last < first * (0.05 if lora else 0.75)
     model.save(str(tmp_path / "model"))
     again: Any = TorchModel.load(str(tmp_path / "model"))
     scored = again.transform(reviews)
@@ -105,7 +111,7 @@ def test_killed_fit_on_two_nodes_has_the_losses_of_one_process_and_is_saved(
     module = again.getModel()
     assert module.model.config.id2label == {0: "neg", 1: "pos"}
     for row in scored.collect():
-        assert row.prediction == row.mood or lora, "its few weights learn little in four epochs"
+        assert row.prediction == row.mood
         with torch.no_grad():
             expected = module([row.review]).softmax(1)[0].numpy()
         assert row.probability.toArray() == pytest.approx(expected, abs=1e-5)
