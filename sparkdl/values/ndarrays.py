@@ -84,6 +84,19 @@ def load_ragged(array: pa.Array) -> list[Array]:
     return [piece.reshape(to) for piece, to in zip(pieces, shapes, strict=True)]
 
 
+def whole(array: pa.Array) -> pa.Array:
+    """Return an array of which elements may be taken, as pyarrow takes them.
+
+    Of a slice of fixed-size lists of lists pyarrow 26 takes others, without an error.
+    """
+    return pa.concat_arrays([array]) if array.offset and _is_deep(array.type) else array
+
+
+def _is_deep(kind: pa.DataType) -> bool:
+    of = [kind.field(i).type for i in range(kind.num_fields)]
+    return any(map(_is_deep, of)) or (pa.types.is_fixed_size_list(kind) and of[0].num_fields > 0)
+
+
 def lengths(array: pa.Array) -> Array:
     """Return how many elements each list of `array` has, 0 for a null; int64 [rows]."""
     kind = array.type

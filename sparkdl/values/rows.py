@@ -49,6 +49,7 @@ from sparkdl.values.ndarrays import (
     store_vectors,
     to_array,
     vectors,
+    whole,
 )
 
 _KEY = b"sparkdl.rows"
@@ -378,7 +379,7 @@ def decode(array: pa.Array, codec: Codec) -> list[Any]:
     if name == "null":
         return [None] * len(array)
     if array.null_count and name not in _NAMES:
-        return _around_nulls(array, decode(array.drop_null(), codec))
+        return _around_nulls(array, decode(whole(array).drop_null(), codec))
     if name == "bytearray":
         return [None if value is None else bytearray(value) for value in array.to_pylist()]
     if name in _NAMES:
@@ -456,7 +457,7 @@ def _values(column: pa.Array) -> list[Any]:
     kind = column.type
     if column.null_count and pa.types.is_nested(kind):
         # The buffers below a nested null hold anything, so only the others are decoded.
-        return _around_nulls(column, _values(column.drop_null()))
+        return _around_nulls(column, _values(whole(column).drop_null()))
     if is_vector(kind):
         return vectors(column)
     if pa.types.is_struct(kind):

@@ -20,7 +20,7 @@ from pyspark.sql import Row
 from sparkdl.core.errors import FeedTypeError, ProtocolError
 from sparkdl.values import ndarrays as tensors
 from sparkdl.values.columns import to_columns
-from sparkdl.values.rows import encode_rows, row_schema, rows
+from sparkdl.values.rows import encode_rows, frame_rows, row_schema, rows
 
 Pair = namedtuple("Pair", "x y")
 
@@ -131,6 +131,15 @@ def test_a_slice_of_a_batch_has_the_rows_of_the_slice(given_rows: list[Any], dat
     (received,) = pa.ipc.open_stream(sink.getvalue()) if start < batch.num_rows else (None,)
     for part in (batch.slice(start), *([received] if received is not None else [])):
         assert all(map(same, rows(part), wrapped[start:]))
+
+
+def test_a_slice_of_arrays_among_nulls_has_its_own() -> None:
+    many = [None, (np.array([[1], [2]]), 0), None, (np.array([[3], [4]]), 0)]
+    (batch,) = encode_rows([([row, None],) for row in many])
+    assert same(rows(batch.slice(3)), [([many[3], None],)])
+    deep = pa.array([[[0]], [[1]], None, [[2]]], pa.list_(pa.list_(pa.int8(), 1), 1))
+    found = frame_rows(pa.record_batch({"x": deep}).slice(1))
+    assert found == [Row(x=[[1]]), Row(x=None), Row(x=[[2]])]
 
 
 def test_a_change_of_kind_or_width_starts_a_new_batch() -> None:

@@ -11,7 +11,7 @@ from msgspec import structs
 from sparkdl.control.channel import EndMark, Reclaim
 from sparkdl.control.messages import Assign, AssignedRange, EpochEnd, FeedBegin, FeedCut, FeedEnd
 from sparkdl.control.rows import FeedCount
-from sparkdl.feed.store.buffer import AppendRequest
+from sparkdl.feed.store.buffer import AppendRequest, SegmentBuffer
 from sparkdl.feed.store.segment import segment_nbytes
 from sparkdl.feed.transfer import fetch
 from tests.doubles.feeds import FEED, LocalNode, NodeProxy, numbers, values
@@ -75,9 +75,11 @@ def test_rows_in_an_order_come_as_files_on_one_machine(
     monkeypatch: pytest.MonkeyPatch, are_near: bool, large: int
 ) -> None:
     monkeypatch.setattr(fetch, "_LARGE_NBYTES", large)
-    monkeypatch.setattr(*(fetch.Fetcher, "_get") if are_near else (fetch.Log, "share"), None)
+    of: tuple[type, str] = (fetch.Fetcher, "_get") if are_near else (SegmentBuffer, "share")
+    monkeypatch.setattr(*of, None)
     with holder_and_fetcher() as (holder, node):
         if not are_near:
+            assert node.feeds._receiver is not None
             monkeypatch.setattr(node.feeds._receiver.fd_receiver, "name", "elsewhere")
         for each, start in ((holder, 0), (holder, 100), (node, 200)):
             spool(each, start)
@@ -90,7 +92,9 @@ def test_rows_in_an_order_come_as_files_on_one_machine(
         assert values(node.reader()) == expected
         left = (70 + 5) * NBYTES // 100
         assert until(lambda: abs(holder.feeds.store.budget.used_nbytes - left) < 4)
-        assert not node.feeds._feeds[FEED].fetcher._files
+        fetcher = node.feeds._feeds[FEED].fetcher
+        assert fetcher is not None
+        assert not fetcher._files
 
 
 def test_marks_wait_until_the_rows_before_them_are_here() -> None:
