@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, groupby, islice, takewhile
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -45,8 +45,6 @@ _WINDOWS_IN_ORDER = 1024
 """Likewise, where rows of all holders make one segment: windows are the slices of batches."""
 _FILES = 256
 """So many of this machine stay open for windows to come."""
-_LARGE_NBYTES = 1 << 19
-"""Windows of so many bytes are not copied, if they are on this machine."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,7 @@ class Fetcher(threading.Thread):
         return batch, up_to[: up_to.index(batch.num_rows) + 1]
 
     def _gather(self, fetches: list[Fetch]) -> None:
-        """Bring the first windows, of several holders, into the log: small ones as one segment."""
+        """Bring the first windows, of several holders, into the log as one segment."""
         early = self._early
         lacking = sorted((each for each in fetches if id(each) not in early), key=_holder)
         for self._holder, group in groupby(lacking, key=_holder):
@@ -196,31 +194,8 @@ class Fetcher(threading.Thread):
         here = [*takewhile(lambda each: id(each) in early, fetches)]
         schema = early[id(here[0])].schema
         here = [*takewhile(lambda each: early[id(each)].schema.equals(schema, True), here)]
-        for is_entered, group in groupby(here, key=self._is_entered):
-            if is_entered:
-                for each in group:
-                    self._enter(each)
-            else:
-                small = [*group]
-                self._log.append(join([early.pop(id(each)) for each in small]), _request(small))
+        self._log.append(join([early.pop(id(each)) for each in here]), _request(here))
         self._note_fetched(here)
-
-    def _is_entered(self, fetch: Fetch) -> bool:
-        window, _ = fetch
-        file = self._files.get((window.holder, window.number))
-        return file is not None and window.rows * file.row_nbytes >= _LARGE_NBYTES
-
-    def _enter(self, fetch: Fetch) -> None:
-        """Bring a window of this machine into the log, without copying it."""
-        window, _ = fetch
-        rows = self._early.pop(id(fetch))
-        if window.holder == self._directory.node_id:
-            # Of this generation's spool, even if another one has begun.
-            self._log.enter(self._spool.take(*_window(window)))
-        else:
-            file = self._files[window.holder, window.number]
-            request = replace(_request([fetch]), start=file.start + window.skip)
-            self._log.share(file.fd, rows, request)
 
     def _bring(self, fetches: list[Fetch]) -> bool:
         """Take up the first windows of one holder; false if it was stopped."""

@@ -11,7 +11,7 @@ from msgspec import structs
 from sparkdl.control.channel import EndMark, Reclaim
 from sparkdl.control.messages import Assign, AssignedRange, EpochEnd, FeedBegin, FeedCut, FeedEnd
 from sparkdl.control.rows import FeedCount
-from sparkdl.feed.store.buffer import AppendRequest, SegmentBuffer
+from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.segment import segment_nbytes
 from sparkdl.feed.transfer import fetch
 from tests.doubles.feeds import FEED, LocalNode, NodeProxy, numbers, values
@@ -69,16 +69,14 @@ def test_rows_that_were_fetched_are_covered_by_their_partition() -> None:
         assert node.call(lambda: node.feeds.coverage(used)) == {FEED: {0: {0: ((40, 130),)}}}
 
 
-@pytest.mark.parametrize("large", [1, 1 << 30], ids=["entered", "copied"])
 @pytest.mark.parametrize("are_near", [True, False], ids=["on one machine", "on two"])
 def test_rows_in_an_order_come_as_files_on_one_machine(
-    monkeypatch: pytest.MonkeyPatch, are_near: bool, large: int
+    monkeypatch: pytest.MonkeyPatch, are_near: bool
 ) -> None:
-    monkeypatch.setattr(fetch, "_LARGE_NBYTES", large)
-    of: tuple[type, str] = (fetch.Fetcher, "_get") if are_near else (SegmentBuffer, "share")
-    monkeypatch.setattr(*of, None)
     with holder_and_fetcher() as (holder, node):
-        if not are_near:
+        if are_near:
+            monkeypatch.setattr(fetch.Fetcher, "_get", None)
+        else:
             assert node.feeds._receiver is not None
             monkeypatch.setattr(node.feeds._receiver.fd_receiver, "name", "elsewhere")
         for each, start in ((holder, 0), (holder, 100), (node, 200)):
