@@ -117,7 +117,7 @@ CEILINGS = {  # lines of each folder: lowered by each commit that takes somethin
     "datasets": 1_818,
     "diagnosis": 1_069,
     "driver": 9_280,
-    "feed": 5_649,
+    "feed": 5_637,
     "frameworks": 1_296,
     "horovod": 5_479,
     "ml": 9_069,

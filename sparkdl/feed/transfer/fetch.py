@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, groupby, islice, takewhile
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -42,9 +42,8 @@ Call = Callable[[flight.FlightClient, bytes, flight.FlightCallOptions], T]
 _WINDOWS, _CALL_NBYTES = 64, 8 * 1024 * 1024
 """The most windows and bytes that one call asks for."""
 _WINDOWS_IN_ORDER = 1024
-"""Likewise, where rows of all holders make one segment: windows are the slices of batches."""
-_FILES = 256
-"""So many of this machine stay open for windows to come."""
+"""Likewise, where rows of all holders make one segment: windows are the slices of batches. The
+segments of so many stay mapped."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +54,6 @@ class NodeDirectory:
     names: tuple[str, ...]
     spec: FeedSpec
     patience_s: float
-
-
-class _File(NamedTuple):
-    """A file of the own spool, or one that is lent by a holder on this machine.
-
-    Attributes:
-        start: where its segment begins.
-    """
-
-    fd: int
-    start: int
-    rows: pa.RecordBatch
-    row_nbytes: int
 
 
 Fetch = tuple[AssignedRange, Assign]
@@ -112,7 +98,8 @@ class Fetcher(threading.Thread):
         self._clients: dict[str, flight.FlightClient] = {}
         self._early: dict[int, pa.RecordBatch] = {}
         self._holder = -1
-        self._files: dict[tuple[int, int], _File] = {}
+        self._mapped: dict[tuple[int, int], tuple[pa.RecordBatch, int]] = {}
+        """Segments of holders on this machine, and the bytes of a row, by holder and number."""
         self._far: set[int] = set()
 
     def add(self, fetches: Iterable[Fetch]) -> None:
@@ -148,7 +135,6 @@ class Fetcher(threading.Thread):
         finally:
             for client in self._clients.values():
                 client.close()
-            self._close_files()
 
     def _next(self) -> list[Fetch]:
         """Wait for what to fetch next: rows of one epoch, of one holder; none once stopped."""
@@ -194,20 +180,23 @@ class Fetcher(threading.Thread):
         here = [*takewhile(lambda each: id(each) in early, fetches)]
         schema = early[id(here[0])].schema
         here = [*takewhile(lambda each: early[id(each)].schema.equals(schema, True), here)]
-        self._log.append(join([early.pop(id(each)) for each in here]), _request(here))
+        batch = join([early.pop(id(each)) for each in here])
+        if batch.num_rows != sum(each.rows for each, _ in here):
+            raise ReadError("windows go beyond their segments")
+        self._log.append(batch, _request(here))
         self._note_fetched(here)
 
     def _bring(self, fetches: list[Fetch]) -> bool:
         """Take up the first windows of one holder; false if it was stopped."""
-        if self._has_files(fetches):
+        if self._maps(fetches):
             nbytes = 0
             for fetch in fetches:
                 window, _ = fetch
-                file = self._files.get((window.holder, window.number))
-                if file is None or nbytes >= self._call_nbytes:
+                rows, row_nbytes = self._mapped.get((window.holder, window.number), (None, 0))
+                if rows is None or nbytes >= self._call_nbytes:
                     break
-                self._early[id(fetch)] = file.rows.slice(file.start + window.skip, window.rows)
-                nbytes += window.rows * file.row_nbytes
+                self._early[id(fetch)] = rows.slice(window.skip, window.rows)
+                nbytes += window.rows * row_nbytes
             return True
         if (found := self._windows(fetches)) is None:
             return False
@@ -216,10 +205,10 @@ class Fetcher(threading.Thread):
             self._early[id(fetch)] = batch.slice(start, stop - start)
         return True
 
-    def _has_files(self, fetches: list[Fetch]) -> bool:
-        """Get the files of the first windows of one holder, if it is on this machine."""
+    def _maps(self, fetches: list[Fetch]) -> bool:
+        """Map the segments of the first windows of one holder, if it is on this machine."""
         lacking = {(each.holder, each.number): (each, order) for each, order in fetches}
-        lacking = {key: fetch for key, fetch in lacking.items() if key not in self._files}
+        lacking = {key: fetch for key, fetch in lacking.items() if key not in self._mapped}
         lacking = dict(islice(lacking.items(), _WINDOWS))
         if self._holder == self._directory.node_id:
             for key, (each, _) in lacking.items():
@@ -231,18 +220,17 @@ class Fetcher(threading.Thread):
         with suppress(ProtocolError, OSError):  # also without descriptors its rows can be sent
             for key, one in zip(lacking, lent, strict=False):
                 self._map(key, self._fds.wait_fd(one.key, Deadline.after(_PAUSE_S)), one.start)
-        if self._files.keys() >= lacking.keys():
+        if self._mapped.keys() >= lacking.keys():
             return True
         self._far.add(self._holder)
         return False
 
     def _map(self, key: tuple[int, int], fd: int, start: int) -> None:
-        rows = read_segment(fd)
-        self._files[key] = _File(fd, start, rows, rows.nbytes // max(1, rows.num_rows))
-
-    def _close_files(self, wanted: Iterable[tuple[int, int]] = ()) -> None:
-        for key in self._files.keys() - {*wanted}:
-            os.close(self._files.pop(key).fd)
+        try:
+            rows = read_segment(fd)
+        finally:
+            os.close(fd)
+        self._mapped[key] = rows.slice(start), rows.nbytes // max(1, rows.num_rows)
 
     def _note_fetched(self, here: list[Fetch]) -> None:
         """Have the holders free rows that are here now, whether the log took them or not."""
@@ -257,8 +245,8 @@ class Fetcher(threading.Thread):
             done = set(map(id, here))
             self._waiting = deque(each for each in self._waiting if id(each) not in done)
             soon = islice(self._waiting, _WINDOWS_IN_ORDER)
-            keys = dict.fromkeys((each.holder, each.number) for each, _ in soon)
-        self._close_files(islice(keys, _FILES))
+            wanted = {(each.holder, each.number) for each, _ in soon}
+        self._mapped = {key: found for key, found in self._mapped.items() if key in wanted}
         self._on_fetched(len(here))
 
     def _call(self, fetches: list[Fetch], call: Call[T]) -> T | None:

@@ -92,7 +92,7 @@ def test_rows_in_an_order_come_as_files_on_one_machine(
         assert until(lambda: abs(holder.feeds.store.budget.used_nbytes - left) < 4)
         fetcher = node.feeds._feeds[FEED].fetcher
         assert fetcher is not None
-        assert not fetcher._files
+        assert not fetcher._mapped
 
 
 def test_marks_wait_until_the_rows_before_them_are_here() -> None:
