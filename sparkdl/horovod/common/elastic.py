@@ -1,9 +1,8 @@
 """Horovod's elastic training over sparkdl's restarts: `hvd.elastic` of all frameworks.
 
 `state.commit()` is a checkpoint, written beside the training. When a node is lost, all nodes
-restart, or fewer if `min_nodes` allows it: `run` restores the last commit into the state, then
-calls the training function again from its beginning.
-https://horovod.readthedocs.io/en/v0.28.1/elastic_include.html
+restart, or fewer if `min_nodes` allows it: `run` restores the last commit and begins the training
+function again. https://horovod.readthedocs.io/en/v0.28.1/elastic_include.html
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from pyspark.ml import Estimator, Model
 from pyspark.ml.functions import vector_to_array
@@ -265,6 +264,8 @@ class Transformation:
 
     def of(self, frame: Any) -> Any:
         """Return what it makes of one batch, with lists in place of arrays of arrays."""
+        import pandas as pd
+
         arrays = [name for name in frame if isinstance(frame[name].iloc[0], list | np.ndarray)]
         given = {name: [np.array(list(value)) for value in frame[name]] for name in arrays}
         found = self.function(frame.assign(**given))
