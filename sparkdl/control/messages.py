@@ -327,6 +327,7 @@ class ReadShare(Message, frozen=True):
 
     Attributes:
         in_order: the rows may wait for all others.
+        slices: rows of a global batch, and how many slices it has: they will be assigned in these.
     """
 
     feed: str
@@ -335,6 +336,7 @@ class ReadShare(Message, frozen=True):
     run: str = ""
     keep: bool = False
     in_order: bool = False
+    slices: tuple[int, int] | None = None
 
 
 class AssignedRange(msgspec.Struct, frozen=True, array_like=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 Range = tuple[int, int]
 """Rows [start, stop)."""
@@ -112,6 +113,24 @@ def spans_within(spans: Iterable[Span], ranges: Sequence[Range]) -> list[Span]:
             found.append((partition, first + start - offset, first + stop - offset))
         offset = end
     return found
+
+
+def by_slice(spans: Iterable[Span], rows: int, count: int) -> list[tuple[int, Span]]:
+    """Cut `spans`, laid end to end, into the `count` slices of batches of `rows` rows.
+
+    Returns: Where each part begins, and the part; those of first slices first.
+    """
+    ends = [*accumulate(slice_rows(rows, index, count) for index in range(count))]
+    found: list[tuple[int, int, Span]] = []
+    skip = 0
+    for partition, start, stop in spans:
+        while start < stop:
+            in_batch = start % rows
+            index = bisect_right(ends, in_batch)
+            end = min(stop, start - in_batch + ends[index])
+            found.append((index, skip, (partition, start, end)))
+            skip, start = skip + end - start, end
+    return [(skip, span) for _, skip, span in sorted(found)]
 
 
 def slice_rows(rows: int, index: int, count: int) -> int:

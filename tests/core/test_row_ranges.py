@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from bisect import bisect_right
+from itertools import accumulate, pairwise
 
 from hypothesis import given, strategies as st
 
-from sparkdl.core.row_ranges import Span, merge_ranges, spans_within, uncovered
+from sparkdl.core.row_ranges import (
+    Span,
+    by_slice,
+    merge_ranges,
+    slice_rows,
+    spans_within,
+    uncovered,
+)
 
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 
@@ -40,6 +48,23 @@ SPANS = st.lists(
 
 def rows_of(parts: list[Span]) -> list[tuple[int, int]]:
     return [(part, row) for part, start, stop in parts for row in range(start, stop)]
+
+
+@given(SPANS, st.integers(1, 12), st.integers(1, 4))
+def test_rows_are_put_in_the_order_of_the_slices_of_their_batches(
+    spans: list[Span], batch_rows: int, count: int
+) -> None:
+    ends = [*accumulate(slice_rows(batch_rows, index, count) for index in range(count))]
+
+    def slice_of(row: int) -> int:
+        return bisect_right(ends, row % batch_rows)
+
+    rows = rows_of(spans)
+    found = by_slice(spans, batch_rows, count)
+    wanted = sorted(range(len(rows)), key=lambda at: slice_of(rows[at][1]))
+    assert [at + i for at, (_, start, stop) in found for i in range(stop - start)] == wanted
+    assert rows_of([span for _, span in found]) == [rows[at] for at in wanted]
+    assert all(slice_of(start) == slice_of(stop - 1) for _, (_, start, stop) in found)
 
 
 @given(SPANS, st.sets(st.integers(0, 50)))

@@ -239,9 +239,11 @@ def _share_out(feed: Feed, run: Run, source: ParquetSource) -> Step[Delivering]:
     counts, done = feed.nodes.active(run.node_ids), spec.done.get(0, ())
     shares = source.shares(len(counts), done=done, in_turns=spec.in_order) if counts else ()
     is_shuffled = spec.in_order and run.call.request.shuffle is not None
+    is_dealt = spec.global_batch_size and not is_shuffled
+    slices = (spec.global_batch_size, len(run.members)) if is_dealt else None
     actions: list[Action] = []
     for node_id, share in zip(counts, shares, strict=True):
-        order = ReadShare(spec.feed, spec.epoch, share, spec.run, spec.keep, is_shuffled)
+        order = ReadShare(spec.feed, spec.epoch, share, spec.run, spec.keep, is_shuffled, slices)
         actions.append(Send(order, frozenset({node_id}), spec.generation))
     return Delivering(feed, run, run.quiet_s, num_rows={0: source.num_rows}), actions
 

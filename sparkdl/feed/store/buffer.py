@@ -217,6 +217,7 @@ class AppendRequest:
         run: of the job that has brought them, if one has.
         digest: of their partition's rows up to the last of these.
         in_order: they may wait for others to come, so they go to disk when the spool is full.
+        start: the first of them in a file that holds others too.
     """
 
     epoch: int = 0
@@ -227,6 +228,7 @@ class AppendRequest:
     run: str = ""
     digest: Digest | None = None
     in_order: bool = False
+    start: int = 0
 
 
 class SegmentBuffer(ABC):
@@ -271,6 +273,14 @@ class SegmentBuffer(ABC):
         finally:
             os.close(fd)
 
+    def share(self, fd: int, batch: pa.RecordBatch, nbytes: int, request: AppendRequest) -> bool:
+        """Take rows of a file, mapped as `batch`, as `append` does; `fd` stays the caller's."""
+
+        def write(folder: Path | None) -> int:
+            return os.dup(fd) if folder is None else write_segment(batch, folder)[0]
+
+        return self._store(nbytes, batch.num_rows, request, write)
+
     # The lock is held.
 
     @abstractmethod
@@ -311,6 +321,7 @@ class SegmentBuffer(ABC):
                             exchange=request.exchange.name if request.exchange else "",
                             is_last=request.is_last,
                             is_on_disk=is_on_disk,
+                            start=0 if is_on_disk else request.start,
                             spans=request.spans,
                             run=request.run,
                             digest=request.digest,

@@ -23,9 +23,10 @@ import pyarrow as pa
 from sparkdl.control.messages import ReadShare, SpooledRange
 from sparkdl.control.rows import Share
 from sparkdl.core.errors import FeedClosedError, SparkdlError
-from sparkdl.core.row_ranges import Range, Span, covers, remove_range, take_rows
+from sparkdl.core.row_ranges import Range, Span, by_slice, covers, remove_range, take_rows
 from sparkdl.feed.store.buffer import AppendRequest, Budget, Pool, SegmentBuffer
 from sparkdl.feed.store.segment import StoredSegment, read_segment
+from sparkdl.values.batches import join
 
 _log = logging.getLogger(__name__)
 _MIN_BATCH_NBYTES = 1 << 16
@@ -219,6 +220,10 @@ class ShareLoader(threading.Thread):
             # Ends the decoding threads when the rows are not wanted any more.
             with closing(read_within(order.share, self._memory_nbytes)) as batches:
                 for batch, spans in batches:
+                    if order.slices is not None:
+                        parts = by_slice(spans, *order.slices)
+                        batch = join([batch.slice(at, to - first) for at, (_, first, to) in parts])
+                        spans = tuple(span for _, span in parts)
                     if not self._spool.append(batch, replace(request, spans=spans)):
                         return
         except SparkdlError as error:

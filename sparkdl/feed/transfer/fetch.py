@@ -7,9 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, islice, takewhile
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -44,6 +44,26 @@ _WINDOWS, _CALL_NBYTES = 64, 8 * 1024 * 1024
 _WINDOWS_IN_ORDER = 1024
 """Likewise, where rows of all holders make one segment: windows are the slices of batches. The
 segments of so many stay mapped."""
+_LARGE_NBYTES = 1 << 20
+"""Windows of so many bytes are not copied, if they are on this machine."""
+
+
+class _Mapped(NamedTuple):
+    """A segment of a holder on this machine.
+
+    Attributes:
+        rows: the segment's, which begin at row `start` of the file.
+        fd: of the file, if large windows of another agent's are expected; -1 otherwise.
+    """
+
+    rows: pa.RecordBatch
+    start: int
+    row_nbytes: int
+    fd: int
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 @dataclass(frozen=True)
@@ -98,8 +118,8 @@ class Fetcher(threading.Thread):
         self._clients: dict[str, flight.FlightClient] = {}
         self._early: dict[int, pa.RecordBatch] = {}
         self._holder = -1
-        self._mapped: dict[tuple[int, int], tuple[pa.RecordBatch, int]] = {}
-        """Segments of holders on this machine, and the bytes of a row, by holder and number."""
+        self._mapped: dict[tuple[int, int], _Mapped] = {}
+        """By holder and number."""
         self._far: set[int] = set()
 
     def add(self, fetches: Iterable[Fetch]) -> None:
@@ -133,8 +153,8 @@ class Fetcher(threading.Thread):
             if not self._spool.is_closed:  # otherwise the generation is over
                 self._on_failure(kind, why)
         finally:
-            for client in self._clients.values():
-                client.close()
+            for each in (*self._clients.values(), *self._mapped.values()):
+                each.close()
 
     def _next(self) -> list[Fetch]:
         """Wait for what to fetch next: rows of one epoch, of one holder; none once stopped."""
@@ -171,7 +191,7 @@ class Fetcher(threading.Thread):
         return batch, up_to[: up_to.index(batch.num_rows) + 1]
 
     def _gather(self, fetches: list[Fetch]) -> None:
-        """Bring the first windows, of several holders, into the log as one segment."""
+        """Bring the first windows, of several holders, into the log: small ones as one segment."""
         early = self._early
         lacking = sorted((each for each in fetches if id(each) not in early), key=_holder)
         for self._holder, group in groupby(lacking, key=_holder):
@@ -180,11 +200,34 @@ class Fetcher(threading.Thread):
         here = [*takewhile(lambda each: id(each) in early, fetches)]
         schema = early[id(here[0])].schema
         here = [*takewhile(lambda each: early[id(each)].schema.equals(schema, True), here)]
-        batch = join([early.pop(id(each)) for each in here])
-        if batch.num_rows != sum(each.rows for each, _ in here):
+        if any(early[id(each)].num_rows != each[0].rows for each in here):
             raise ReadError("windows go beyond their segments")
-        self._log.append(batch, _request(here))
+        for is_large, group in groupby(here, key=self._is_large):
+            if is_large:
+                for each in group:
+                    self._enter(each)
+            else:
+                small = [*group]
+                self._log.append(join([early.pop(id(each)) for each in small]), _request(small))
         self._note_fetched(here)
+
+    def _is_large(self, fetch: Fetch) -> bool:
+        window, _ = fetch
+        found = self._mapped.get(_segment(fetch))
+        if found is None or (found.fd < 0 and window.holder != self._directory.node_id):
+            return False
+        return window.rows * found.row_nbytes >= _LARGE_NBYTES
+
+    def _enter(self, fetch: Fetch) -> None:
+        """Bring a window of this machine into the log, without copying it."""
+        window, _ = fetch
+        rows, found = self._early.pop(id(fetch)), self._mapped[_segment(fetch)]
+        if window.holder == self._directory.node_id:
+            # Of this generation's spool, even if another one has begun.
+            self._log.enter(self._spool.take(*_window(window)))
+        else:
+            request = replace(_request([fetch]), start=found.start + window.skip)
+            self._log.share(found.fd, rows, window.rows * found.row_nbytes, request)
 
     def _bring(self, fetches: list[Fetch]) -> bool:
         """Take up the first windows of one holder; false if it was stopped."""
@@ -192,11 +235,11 @@ class Fetcher(threading.Thread):
             nbytes = 0
             for fetch in fetches:
                 window, _ = fetch
-                rows, row_nbytes = self._mapped.get((window.holder, window.number), (None, 0))
-                if rows is None or nbytes >= self._call_nbytes:
+                found = self._mapped.get(_segment(fetch))
+                if found is None or nbytes >= self._call_nbytes:
                     break
-                self._early[id(fetch)] = rows.slice(window.skip, window.rows)
-                nbytes += window.rows * row_nbytes
+                self._early[id(fetch)] = found.rows.slice(window.skip, window.rows)
+                nbytes += window.rows * found.row_nbytes
             return True
         if (found := self._windows(fetches)) is None:
             return False
@@ -207,30 +250,42 @@ class Fetcher(threading.Thread):
 
     def _maps(self, fetches: list[Fetch]) -> bool:
         """Map the segments of the first windows of one holder, if it is on this machine."""
-        lacking = {(each.holder, each.number): (each, order) for each, order in fetches}
-        lacking = {key: fetch for key, fetch in lacking.items() if key not in self._mapped}
+        first = self._mapped.get(_segment(fetches[0]))
+        if first is not None and first.fd >= 0:  # few descriptors at a time
+            return True
+        lacking = dict[tuple[int, int], Fetch]()
+        for fetch in fetches:
+            if _segment(fetch) not in self._mapped:
+                lacking.setdefault(_segment(fetch), fetch)
         lacking = dict(islice(lacking.items(), _WINDOWS))
         if self._holder == self._directory.node_id:
             for key, (each, _) in lacking.items():
-                self._map(key, *self._spool.lend(*_window(each)))
+                self._map(key, each.rows, *self._spool.lend(*_window(each)))
             return True
         if self._holder in self._far:
             return False
         lent = (self._call([*lacking.values()], _borrow) or []) if lacking else []
         with suppress(ProtocolError, OSError):  # also without descriptors its rows can be sent
-            for key, one in zip(lacking, lent, strict=False):
-                self._map(key, self._fds.wait_fd(one.key, Deadline.after(_PAUSE_S)), one.start)
+            for (key, (each, _)), one in zip(lacking.items(), lent, strict=False):
+                fd = self._fds.wait_fd(one.key, Deadline.after(_PAUSE_S))
+                self._map(key, each.rows, fd, one.start)
         if self._mapped.keys() >= lacking.keys():
             return True
         self._far.add(self._holder)
         return False
 
-    def _map(self, key: tuple[int, int], fd: int, start: int) -> None:
+    def _map(self, key: tuple[int, int], rows: int, fd: int, start: int) -> None:
         try:
-            rows = read_segment(fd)
-        finally:
+            batch = read_segment(fd)
+        except BaseException:
             os.close(fd)
-        self._mapped[key] = rows.slice(start), rows.nbytes // max(1, rows.num_rows)
+            raise
+        row_nbytes = batch.nbytes // max(1, batch.num_rows)
+        found = _Mapped(batch.slice(start), start, row_nbytes, fd)
+        if key[0] == self._directory.node_id or rows * row_nbytes < _LARGE_NBYTES:
+            found.close()
+            found = found._replace(fd=-1)
+        self._mapped[key] = found
 
     def _note_fetched(self, here: list[Fetch]) -> None:
         """Have the holders free rows that are here now, whether the log took them or not."""
@@ -245,8 +300,9 @@ class Fetcher(threading.Thread):
             done = set(map(id, here))
             self._waiting = deque(each for each in self._waiting if id(each) not in done)
             soon = islice(self._waiting, _WINDOWS_IN_ORDER)
-            wanted = {(each.holder, each.number) for each, _ in soon}
-        self._mapped = {key: found for key, found in self._mapped.items() if key in wanted}
+            wanted = set(map(_segment, soon))
+        for key in self._mapped.keys() - wanted:
+            self._mapped.pop(key).close()
         self._on_fetched(len(here))
 
     def _call(self, fetches: list[Fetch], call: Call[T]) -> T | None:
@@ -292,6 +348,10 @@ class Fetcher(threading.Thread):
 
 def _holder(fetch: Fetch) -> int:
     return fetch[0].holder
+
+
+def _segment(fetch: Fetch) -> tuple[int, int]:
+    return fetch[0].holder, fetch[0].number
 
 
 def _window(of: AssignedRange) -> tuple[int, int, int]:

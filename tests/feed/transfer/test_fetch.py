@@ -69,10 +69,15 @@ def test_rows_that_were_fetched_are_covered_by_their_partition() -> None:
         assert node.call(lambda: node.feeds.coverage(used)) == {FEED: {0: {0: ((40, 130),)}}}
 
 
-@pytest.mark.parametrize("are_near", [True, False], ids=["on one machine", "on two"])
+@pytest.mark.parametrize(
+    ("are_near", "large", "shared"),
+    [(True, 99, []), (True, 40, [5, 20]), (True, 1, [5, 20, 1]), (False, 1, [20])],
+    ids=["on one machine", "some are large", "all are large", "on two machines"],
+)
 def test_rows_in_an_order_come_as_files_on_one_machine(
-    monkeypatch: pytest.MonkeyPatch, are_near: bool
+    monkeypatch: pytest.MonkeyPatch, are_near: bool, large: int, shared: list[int]
 ) -> None:
+    monkeypatch.setattr(fetch, "_LARGE_NBYTES", 8 * large)
     with holder_and_fetcher() as (holder, node):
         if are_near:
             monkeypatch.setattr(fetch.Fetcher, "_get", None)
@@ -87,6 +92,8 @@ def test_rows_in_an_order_come_as_files_on_one_machine(
         node.wait_received(175)
         node.end_epoch(0, {1: 175})
         expected = [*range(105, 195), *range(220, 270), *range(1, 31), *range(100, 105)]
+        segments = node.feeds.store.log(FEED)._segments.values()
+        assert [each.start for each in segments if each.start] == shared
         assert values(node.reader()) == expected
         left = (70 + 5) * NBYTES // 100
         assert until(lambda: abs(holder.feeds.store.budget.used_nbytes - left) < 4)
