@@ -58,8 +58,7 @@ def fetch_cause(
     try:
         with closing(HTTPConnection(url.hostname, url.port, timeout=timeout_s)) as connection:
             if trust is not None:
-                # HTTPSConnection would look for the host's name, which the certificate does not
-                # carry.
+                # HTTPSConnection would look for the host's name, which the certificate lacks.
                 connection.sock = trust.connect(url.hostname, url.port, timeout_s)
             else:
                 connection.connect()

@@ -346,8 +346,7 @@ class ChildPipe:
 
     def _read(self) -> None:
         while self._is_open:
-            # Read on until nothing is left: a message may have its listener close this pipe, which
-            # ends it.
+            # Read on until nothing is left: a listener may close this pipe, which ends it.
             try:
                 messages = receive(self._sock, self._unframer)
             except BlockingIOError:

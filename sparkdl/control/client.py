@@ -57,8 +57,7 @@ class CoordinatorClient:
                 additional_headers={"Authorization": bearer(token)},
                 max_size=MAX_MESSAGE_NBYTES,
                 compression=None,
-                # The variables for proxies are about the internet. The driver is in the agents' own
-                # network.
+                # Variables for proxies are about the internet, not the agents' own network.
                 proxy=None,
                 ssl=trust.context() if trust else None,
                 server_hostname=NAME if trust else None,

@@ -8,8 +8,7 @@ the feeder writes the segment and sends its descriptor through a Unix socket, an
 times. The socket has an abstract name (unix(7)), known from the stream's first answer. Another
 machine, or a container with a network of its own, cannot connect to it, and uses Flight.
 
-The first message is the token, which the agent answers. A peer that does not send it soon is
-disconnected.
+The first message is the token, which the agent answers. A peer that is late is disconnected.
 """
 
 from __future__ import annotations

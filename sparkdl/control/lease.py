@@ -11,8 +11,7 @@ again, so both ends ping often. Where the kernel cannot (it is not Linux), the l
 
 **A process that stands still** on a live host may come back: its kernel still acknowledges, and
 only pings without an answer show it. Silence of less than `lease_s` does no harm. A stopped agent
-(SIGSTOP) cannot end its child. It therefore sends its child beats, and a child without them ends
-itself.
+(SIGSTOP) cannot end its child. So it sends its child beats: one without them ends itself.
 
     0 silence ─ lease_s ─ agent ends its child ─ child without beats ends ─ driver gives up
 """

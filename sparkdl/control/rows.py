@@ -145,8 +145,7 @@ class Share(msgspec.Struct, frozen=True):
     Attributes:
         schema: of every batch, as `pyarrow.Schema.serialize` writes it.
         ranges: `file` is an index into `files`.
-        stored_as: for each column of the schema its name in the files; empty if that is the same
-            for all.
+        stored_as: for each column of the schema its name in the files; empty if all are the same.
         refuses_nulls: the columns in which a null is an error.
     """
 

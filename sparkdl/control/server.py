@@ -147,8 +147,7 @@ class CoordinatorServer:
         """Send a message; `left` reports an agent that has gone, not this."""
         connection = self._connections.get(agent_id)
         if connection is not None:
-            # `broadcast` never waits: an agent that reads slowly must not hold up the driver's
-            # loop.
+            # `broadcast` never waits: a slow agent must not hold up the driver's loop.
             broadcast((connection,), encode(message))
 
     async def stop(self) -> None:

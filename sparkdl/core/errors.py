@@ -96,8 +96,7 @@ class RecordError(ReadError):
         self.reason = reason
         super().__init__(f"{path}, byte {offset}: {reason}")
 
-    # By default an exception is pickled with `args`, the text alone, which `__init__` does not
-    # take.
+    # By default an exception is pickled with `args`, which `__init__` does not take.
     def __reduce__(self) -> tuple[type[RecordError], tuple[str, int, str]]:
         return type(self), (self.path, self.offset, self.reason)
 

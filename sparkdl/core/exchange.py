@@ -2,8 +2,7 @@
 
 Runs in: child
 
-Collectives, meshes and `ctx.all_gather` note it here; `frameworks/independent_models.py` looks for
-the connections of frameworks.
+Collectives and meshes note it here; `frameworks/independent_models.py` finds connections.
 """
 
 from __future__ import annotations

@@ -49,8 +49,7 @@ class Failure:
             exit status is unknown, because the parent ended first. `oom`: killed by the kernel for
             memory. `lost`: the agent vanished. `unreachable`: another node's agent, which the
             driver reaches, does not answer it. `port`: another process took the framework's port.
-            `setup`: the node could not prepare (an import failed). `hang`: it was alive and made no
-            progress; `traceback` has its stacks.
+            `setup`: the node could not prepare. `hang`: no progress; `traceback` has its stacks.
         time_s: Unix time in seconds, by the driver's clock once the driver has it.
         step: of the checkpoint that the node resumed from, plus the batches read since then.
         is_consequence: it says that a connection to another node has broken. That node's own

@@ -61,8 +61,7 @@ class Recovery:
         wait_s: how long a restart waits for lost nodes.
         host_timeout_s: seconds without an answer of its kernel after which a host counts as lost. A
             network outage longer than half of this may cost a restart.
-        hang_timeout_s: log all stacks after this many seconds without any step, row or exit; `None`
-            turns the watch off.
+        hang_timeout_s: seconds without step, row or exit until stacks are logged; `None`: never.
         on_hang: what to do after that: `report`: nothing more; `fail`: treat the nodes that hang as
             failed, so that all nodes restart as after any failure.
         keep_checkpoints: how many of the newest are kept in `checkpoint_dir`.
@@ -154,8 +153,7 @@ class Startup:
             many seconds for executors, and while other launches of this program start their nodes.
         placement: `attached`: nodes keep their task slots. `detached`: they give them back to
             feeding tasks. `auto`: detached where Spark feeds them without dynamic allocation.
-        preload: names of modules that nodes import besides the framework, while they wait for one
-            another; `["transformers"]`.
+        preload: modules that nodes import while they wait for one another; `["transformers"]`.
         release_port: `False` to keep the framework's port reserved until `ctx.release_port()`.
         tls: whether the connections of sparkdl are encrypted, with a certificate that is made for
             this cluster. By default where Spark encrypts its own. See docs/security.md.

@@ -30,8 +30,7 @@ class Settings:
         settle_s: wait after a first failure for others, because the first reported failure need not
             be the first that happened. Where all are consequences of another node's loss, the
             driver waits `recovery.host_timeout_s` longer.
-        stay_s: how long agents outlive the cluster, so that feeders with refused rows can ask for
-            the reason.
+        stay_s: how long agents outlive the cluster, so that refused feeders can ask for the reason.
     """
 
     start_timeout_s: float = 600.0

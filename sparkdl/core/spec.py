@@ -28,8 +28,7 @@ class Role:
         can_be_fed: receives rows of a feed that is for its role.
         is_server: runs a server of the framework until it is stopped; `map_fun` is not called.
         is_expendable: the cluster can continue with fewer such nodes, if `min_nodes` allows.
-        is_needed: the failure of such a node restarts all nodes, or fails the cluster; otherwise
-            the others continue without it.
+        is_needed: whether its failure restarts all nodes; the others continue otherwise.
     """
 
     name: str
@@ -93,10 +92,8 @@ class ClusterSpec:
         cluster_id: names the cluster in logs, process names and messages.
         nodes: by node id.
         framework: a name that `sparkdl.frameworks.framework.framework_named` knows.
-        num_gpus: GPUs for each node that trains, or for the nodes of each role by its name; see
-            `gpus_of`.
-        release_port: close the reserved port just before `map_fun` starts; otherwise user
-            code calls `ctx.release_port()`.
+        num_gpus: for each node that trains, or for the nodes of each role by name; see `gpus_of`.
+        release_port: before `map_fun` starts; otherwise by `ctx.release_port()`.
         prints: the nodes whose output the driver prints; `first` is the node of rank 0.
         default_fs: Hadoop's default file system, for `ctx.absolute_path`.
         working_dir: the driver's working directory, likewise.

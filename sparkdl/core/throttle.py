@@ -51,8 +51,7 @@ class Throttle:
     def call(self) -> None:
         """Call `action` now, in the place of the call that is due."""
         self.cancel()
-        # Before the action: a request made within it waits for the next period, and does not
-        # recurse.
+        # Before the action: a request made within it waits for the next period.
         self._rests_until_s = self._loop.time() + self._period_s
         self._action()
 

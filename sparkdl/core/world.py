@@ -19,8 +19,7 @@ class Member:
         port: reserved for the framework's own traffic.
         data_address: where its agent receives rows, an Arrow Flight URI.
         local_rank: order among the members with the same host.
-        index: order among the members of the same role; in a world that lacks nodes it may be less
-            than the node's own.
+        index: among the members of the role; less than the node's own where nodes are missing.
     """
 
     rank: int

@@ -150,8 +150,7 @@ class DataFeed:
             if stop == len(self._rows) and self._item:
                 self._reader.answer_taken(self._item)
         else:
-            # For good: a second DataFeed of this name goes on behind these rows, as
-            # TensorFlowOnSpark's does.
+            # For good: a second DataFeed goes on behind these rows, as TensorFlowOnSpark's does.
             self._reader.give_for_good(self._owner, moved)
             if self._item:
                 self._parts += part_of(self._item.origin, stop - moved, stop)

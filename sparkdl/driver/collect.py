@@ -52,8 +52,7 @@ class Checkpoints:
         self._renew(world.generation)
         self._parts.setdefault(part.step, {})[node_id] = part
         self._last[node_id] = part.step
-        # Trainers are in the order of their ranks, so this is the node that completes the
-        # checkpoint.
+        # Trainers are in the order of ranks, so this node completes the checkpoint.
         leader = next(iter(names))
         step = self._last.get(leader)
         if step is None or step not in self._parts or self._parts[step][leader].problem:
@@ -125,8 +124,7 @@ class Gatherings:
         self._values: dict[int, dict[int, bytes]] = {}
         self._returned: set[int] = set()
         self._members: dict[int, str] = {}
-        """The world's, see `_members`; computed once, since looking at all nodes for each value is
-        slow."""
+        """The world's, see `_members`; once, since looking at all nodes for each value is slow."""
 
     def give(self, world: World, node_id: int, given: Gather) -> list[AllGathered]:
         if given.generation != world.generation:

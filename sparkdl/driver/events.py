@@ -2,8 +2,7 @@
 
 Runs in: driver, dashboard
 
-The events up to `Sampled` are also written to records, one JSON object a line. The others stay in
-the driver.
+Events up to `Sampled` are also written to records, one JSON object a line; others stay here.
 """
 
 from __future__ import annotations

@@ -145,8 +145,7 @@ class Cluster:
                 pyarrow, pandas, Polars or Hugging Face; with `executor="local"` also rows.
             feed: its name; `ctx.batches(…, feed=…)` reads it.
             timeout_s: seconds without any row received or read before it is an error.
-            role: feed the nodes of this role, `evaluator` for example; by default the nodes that
-                train.
+            role: of the nodes to feed, `evaluator` for example; by default those that train.
             reader: who reads a DataFrame that is a mere scan of Parquet files. With `auto` the
                 nodes read local files if they would surely get the same rows as Spark; a log line
                 gives the choice and the reason. With `nodes` they also read other storages, and it
@@ -363,8 +362,7 @@ class Cluster:
         A second call does nothing. The SparkContext and other jobs are left alone.
 
         Args:
-            timeout_s: how long `map_fun` may take to return; then it is stopped. By default it has
-                no limit.
+            timeout_s: how long `map_fun` may take before it is stopped; no limit by default.
 
         Raises:
             NodeFailedError: if a node failed, at any time.

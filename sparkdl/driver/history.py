@@ -181,8 +181,7 @@ class History:
 
     Attributes:
         changed: the last change of the state.
-        state: as in `Changed`, but `finished` and `failed` remain when the cluster is stopped
-            later.
+        state: as in `Changed`, but `finished` and `failed` remain when the cluster is stopped.
         problems: of all generations: time, generation, problem.
         begun: the change to each generation that has begun.
     """

@@ -82,15 +82,13 @@ def launch(  # noqa: PLR0913 (one question, one name)
         num_gpus: GPUs for each node that trains, or a dict of them by role: `{"evaluator": 1}`. By
             default the GPUs that Spark assigned, or else one if the host has any; 0 for none. See
             docs/deployment.md.
-        max_restarts: how often all nodes restart from the last checkpoint after a failure; see
-            docs/recovery.md.
+        max_restarts: how often all nodes restart after a failure; see docs/recovery.md.
         checkpoint_dir: path or URL of the folder of `ctx.checkpoint`, which all nodes reach. If
             there are checkpoints in it, the training resumes at the last one.
         executor: `local` runs the nodes as processes of this machine, without Spark.
         roles: of the nodes: parameter servers, a chief, an evaluator.
         recovery: how the cluster reacts to losses and hangs.
-        feeding: how rows come to the nodes; `Feeding(fed=False)` where `map_fun` reads its own
-            data.
+        feeding: how rows come to nodes; `Feeding(fed=False)` where `map_fun` reads its own data.
         observe: monitoring: dashboard, logs, reports, traces.
         startup: where nodes come up, and how: placement, imports, encryption.
 

@@ -61,8 +61,7 @@ class ClusterEvents:
         closes the cluster, and may block for a limited time. Its errors are logged.
         """
         with self._changed:
-            # Under the condition, so that no change falls between the present and the first new
-            # event.
+            # Under the condition: no change falls between the present and the first new event.
             for event in self.present() if _STATE_EVENTS & {*kinds} else ():
                 if type(event) in kinds:
                     notify(subscriber, event)

@@ -126,8 +126,7 @@ class CheckpointStore:
         try:
             is_new = self._system.get_file_info(self._path).type == pafs.FileType.NotFound
             self._system.create_dir(self._path, recursive=True)
-            # Only a write shows whether writing is allowed: object stores have no permissions to
-            # read.
+            # Only a write shows whether writing is allowed: object stores have no permissions.
             with self._system.open_output_stream(probe) as file:
                 file.write(b"sparkdl")
             self._system.delete_file(probe)

@@ -250,8 +250,7 @@ class Checkpoints:
         try:
             yield
         except BaseException as error:
-            # Report every end, Ctrl-C and sys.exit too: otherwise the first node waits for its
-            # whole timeout.
+            # Report every end, sys.exit too: otherwise the first node waits for its timeout.
             problem = f"{type(error).__name__}: {error}"[:_MAX_PROBLEM_CHARS]
             # On a shared disk the folder belongs to all nodes, so only the first one deletes it.
             self._store.give_up(name, folder, for_all=self._leads)
@@ -369,8 +368,7 @@ class Checkpoints:
                 raise CheckpointError(f"there is no checkpoint of step {step}: {reply.problem}")
             if reply.manifest:
                 return msgspec.json.decode(reply.manifest, type=Manifest)
-            # The driver reports each time which nodes are still missing. The last report goes into
-            # the error.
+            # The driver reports each time which nodes are missing; the error has the last one.
             missing = reply.missing
         who = ", ".join(missing) or "the driver"
         raise CheckpointError(

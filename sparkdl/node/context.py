@@ -134,8 +134,7 @@ class NodeContext(LegacyContext):
                 `short`: they make smaller batches, and each is used once. A node that runs out of
                 rows early repeats one row in each further step, counted in `rows_padded` of the
                 feed's report. `pad`: every batch is filled up to `batch_size`, and has one more
-                column, `sample_weight`, float32 `[rows]`, 0 for filling rows. `drop`: they are not
-                used.
+                column, `sample_weight`, float32 `[rows]`, 0 for filling rows. `drop`: not used.
             shuffle: `True` mixes rows within some 32 MB; a number, within that many rows. Epochs
                 that are read from the node's log have their segments in random order as well.
             seed: for the order; it differs from epoch to epoch.
@@ -178,8 +177,7 @@ class NodeContext(LegacyContext):
         nodes = tuple(sharer.node.node_id for sharer in sharers)
         own, row_seed = self.member.node.node_id, seed if shuffle else None
         done = self._checkpoints.covered(reader.feed) if is_trainer else {}
-        # The driver takes no part: each node lists the files and makes the same plan of these
-        # values.
+        # The driver takes no part: each node makes the same plan of these values.
         share = (nodes, own, batches.stored, dict(files.options), row_seed, done)
         own_files.begin(FileOrder(paths, *share))
         return batches
@@ -258,8 +256,7 @@ class NodeContext(LegacyContext):
                 rows, of which each reads an equal share. See docs/jax.md.
             data_axis: the axis, or axes, along which the rows differ.
             options: `feed`, `even`, `tail`, `shuffle`, `seed`, `pad`, `steps`, see `batches`; and
-                `sparse`, columns of vectors that are each a `torch.sparse_csr_tensor`; not with
-                a mesh.
+                `sparse`, columns of vectors, each a `torch.sparse_csr_tensor`; not with a mesh.
 
         Returns:
             Elements `(x, y)`, with `tail="pad"` `(x, y, sample_weight)`; `x` alone without `y`;
@@ -326,8 +323,7 @@ class NodeContext(LegacyContext):
 
         if sharding is not None:
             batch_size = self._share_of(batch_size, GlobalRows.of(sharding))
-        # Full batches by default: a global array needs rows of every node, and XLA compiles each
-        # new shape.
+        # Full batches by default: a global array needs rows of every node, XLA one shape.
         options = {"tail": "pad", "even": self.num_workers > 1 or None, **options}
         batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
         return JaxBatches(batches, x, y, sharding, prefetch)
@@ -475,8 +471,7 @@ class NodeContext(LegacyContext):
     def _is_even(self, even: bool | None) -> bool:
         """Return `even`, by default whether a framework trains synchronously on several nodes."""
         is_trainer = self.member.role.is_trainer
-        # Nodes of `plain` have no collectives of a framework in which they could wait for each
-        # other.
+        # Nodes of `plain` have no collectives in which they could wait for each other.
         in_step = is_trainer and self._spec.framework != "plain" and self.num_workers > 1
         return in_step if even is None else even
 

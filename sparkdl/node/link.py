@@ -67,8 +67,7 @@ class FeedReaders:
             if reader is None:
                 reader = FeedReader(feed, self._send, registry=self.registry)
                 self._add(reader)
-                # A reader that is asked for after the end would otherwise wait for rows that never
-                # come.
+                # A reader made after the end would otherwise wait for rows that never come.
                 if self._has_ended:
                     reader.on_message(EndMark(feed))
             return reader
@@ -338,8 +337,7 @@ class AgentLink:
 
     def _wait_readable(self) -> bool:
         """Wait for the agent; false if it has been silent until the driver may give it up."""
-        # The lease comes with `Start`. Until then only the end of the pipe shows that the agent is
-        # gone.
+        # Until the lease comes with `Start`, only the pipe's end shows that the agent is gone.
         if self._look_s is None:
             return True
         poller = select.poll()
@@ -350,8 +348,7 @@ class AgentLink:
         match message:
             case Start():
                 self._look_s = look_s(message.spec.settings.lease_s)
-                # Before the main thread learns of the world: user code asks for readers as soon as
-                # it runs.
+                # Before the main thread learns of the world: user code asks for readers at once.
                 self.feeds.begin(message, self._watch_training(message))
                 self._starts.put((message, fd))
             case CheckpointCommit():

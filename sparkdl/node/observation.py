@@ -154,8 +154,7 @@ class LoadWatch:
         with suppress(psutil.Error):  # as for the number 0
             child = psutil.Process(self._pid)
             found = [child, *child.children(recursive=True)]
-            # psutil measures CPU time between two calls of one object: a new object would report 0
-            # first.
+            # psutil measures between two calls of one object: a new one would report 0 first.
             self._processes = [known.get(process, process) for process in found]
 
 

@@ -2,8 +2,7 @@
 
 Runs in: driver, feeder, agent
 
-Nothing secret stands on a command line or in the environment, where other users of the host could
-read it.
+Nothing secret stands on a command line or in the environment, which other users could read.
 """
 
 from __future__ import annotations
@@ -69,8 +68,7 @@ class StatusLine(msgspec.Struct, frozen=True):
     """A line printed by an agent for its parent process.
 
     Attributes:
-        work_dir: the folder of its files, reported first, because a killed agent cannot remove
-            them.
+        work_dir: the folder of its files, reported first: a killed agent cannot remove them.
         is_detached: it continues without its task.
         error: why it ended, in words; empty if it has not.
         kind: the name of the class of the error.

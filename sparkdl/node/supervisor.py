@@ -70,8 +70,7 @@ class ChildLog:
     def __init__(self, kept_chars: int = 4 << 20, read_chars: int = 1 << 20) -> None:
         # JSON may make six bytes of one, and a message to the driver holds 16 MiB.
         self.kept_chars, self.read_chars = kept_chars, read_chars
-        # The agent keeps both ends: a pipe without a writer is always readable, so the loop would
-        # spin.
+        # The agent keeps both ends: a pipe without a writer would have the loop spin.
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         with suppress(AttributeError, OSError):  # as large as the system has it
@@ -422,8 +421,7 @@ class StackFile:
             if self.fd < 0:
                 then("the child has ended")
                 return
-            # The handler does not say when it is done. A size that stays the same between two looks
-            # does.
+            # The handler does not say when it is done: an unchanged size does.
             size = os.fstat(self.fd).st_size
             if size_before == size > start:
                 then(os.pread(self.fd, size - start, start).decode(errors="replace"))

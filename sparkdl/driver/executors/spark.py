@@ -106,8 +106,7 @@ class SparkExecutor(Executor):
         # controller's loop must not wait for py4j.
         def relaunch() -> None:
             while wanted := self._relaunches.get():
-                # Spark repeats the tasks of a job that still runs, so only the other nodes need
-                # another job.
+                # Spark repeats the tasks of a running job: only other nodes need another job.
                 with self._lock:
                     carried = set().union(*self._jobs.values())
                 if lost := [node for node in wanted if node not in carried]:
@@ -297,8 +296,7 @@ def _start_query(  # noqa: C901 (small functions that share one query)
             "train_stream takes a streaming DataFrame, as spark.readStream makes it, not this "
             f"{type(data).__name__}; call cluster.feed with other data"
         )
-    # The user's session: with a micro-batch's copy `createDataFrame` would make that the active
-    # one.
+    # With a micro-batch's copy `createDataFrame` would make that the active session.
     session, waiting = data.sparkSession, list[Any]()
     stopped = threading.Event()
     started: Future[StreamingQuery] = Future()

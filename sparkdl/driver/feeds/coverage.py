@@ -193,8 +193,7 @@ class CallHistory:
         self._next_epoch = 0
 
     def add(self, request: FeedRequest) -> Call:
-        # Negative numbers keep micro-batches apart from calls, which a later run counts again from
-        # 0.
+        # Negative, because a later run counts calls again from 0.
         if request.is_micro_batch:
             number, self._next_micro_batch = self._next_micro_batch, self._next_micro_batch - 1
         else:
@@ -286,8 +285,7 @@ class CallHistory:
                 }
                 shapes[number] = structs.replace(call.shape, digests=call.furthest)
             elif not left:
-                # Covered as a whole, behind a call that is not: the epoch behind its last one says
-                # so.
+                # Covered as a whole, behind one that is not: the epoch after its last says so.
                 rows_by_call[number] = {call.request.epochs: {}}
         return FeedCoverage(first, rows_by_call, shapes)
 

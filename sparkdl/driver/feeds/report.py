@@ -19,11 +19,9 @@ class FeedReport:
     """The use of the rows of one `feed` call. A row counts once for each epoch.
 
     Attributes:
-        epochs: epochs fed completely. If the nodes wanted no more before the end, epochs used
-            completely.
+        epochs: fed completely. If the nodes wanted no more before the end, used completely.
         rows: rows delivered, by node name, since the last restart.
-        steps: batches given to user code, by node name, since the last restart; 0 if it reads row
-            by row.
+        steps: batches given to user code, by node name, since the last restart; 0 by single rows.
         rows_used: rows that user code was given, `rows_covered` among them.
         rows_padded: rows given a second time to fill a step, see `tail` of `ctx.batches`. Like
             `rows_dropped` and `passes` it counts since the last restart.

@@ -176,8 +176,7 @@ class RowTable:
             return {}
         rooms = {node: self._window(node) - rows for node, rows in unread.items()}
         open_to = [node for node, room in rooms.items() if room > 0]
-        # No node has run down to half of its window. Waiting makes ranges larger and messages
-        # fewer.
+        # No node has run down to half of its window. Waiting makes ranges larger.
         if not any(2 * unread[node] < self._window(node) for node in open_to):
             return {}
         totals = {node: self._total(node) for node in open_to}

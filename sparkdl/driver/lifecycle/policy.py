@@ -30,8 +30,7 @@ FROM_OUTSIDE = frozenset(
 """Errors that a lost peer or the network causes, of Python, TensorFlow and PyTorch."""
 
 _ENDED_FROM_OUTSIDE = (None, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-"""Signals that end a healthy child. `None`: the exit status is unknown, so it may be one of
-these."""
+"""Signals that end a healthy child. `None`: the exit status, maybe one of these, is unknown."""
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 

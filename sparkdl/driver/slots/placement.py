@@ -41,8 +41,7 @@ class Topology:
 
     Attributes:
         task_gpus: below 1, tasks share a GPU.
-        most: how many executors Spark starts; as many as workers register for, where that is not
-            known.
+        most: how many executors Spark starts; where that is not known, as many as workers register.
     """
 
     master: str
@@ -115,8 +114,7 @@ class Topology:
 
 def may_come(spec: ClusterSpec, topology: Topology) -> bool:
     """Whether the nodes do not fit, and executors are still to come."""
-    # Dynamic allocation starts executors for waiting tasks only, so a wait before the job is in
-    # vain.
+    # Dynamic allocation starts executors for waiting tasks only: a wait before is in vain.
     is_served = topology.is_dynamic or _fits(spec, topology, _node_gpus(spec, topology))
     return not is_served and len(topology.cores) < topology.most
 

@@ -112,8 +112,7 @@ class EpochBatches:
         tail: the use of the rows at an epoch's end that do not fill a step on every node.
             short: they make smaller batches. Each row is used once; only a node that runs out of
                 rows before the others gets one of its last again.
-            pad: every batch is filled up with rows of weight 0, see `SAMPLE_WEIGHT`.
-            drop: they are not used.
+            pad: batches are filled up with rows of weight 0, see `SAMPLE_WEIGHT`. drop: not used.
         shuffle: `True` mixes rows within some 32 MB; a number, within that many rows. An epoch that
             is read from the node's log has its segments in random order as well.
         seed: of the random order, which differs from epoch to epoch, and where one begins again.
@@ -226,8 +225,7 @@ class EpochBatches:
         return {**columns, SAMPLE_WEIGHT: weights}
 
     def __iter__(self) -> Iterator[Columns]:
-        # Not a generator itself: the feed is claimed when the loop begins, not at its first
-        # batch.
+        # Not a generator itself: the feed is claimed before the loop's first batch.
         return (step for step in self._begin() if not isinstance(step, _BatchMark))
 
     def ahead(self) -> Iterator[Columns | None]:
@@ -370,8 +368,7 @@ class _Epoch:
         if not self._begin():
             return
         if self._of.is_even:
-            # Checked before any row is taken: shuffled rows can no longer go to a node without
-            # rows.
+            # Before any row is taken: shuffled rows cannot go to a node without rows any more.
             self._has_row_everywhere()
         # A row beyond a step proves that it is not the last, whose rows several steps may share.
         ahead = int(slices is not None or (self._of.is_even and self._of.tail == "short"))

@@ -93,8 +93,7 @@ class ConsumedRows:
         self._latest.append(parts)
         self.count += 1
         self._held_positions += _num_positions(parts)
-        # At twice the limits, so that a fold, which merges all ranges, comes once in many
-        # batches.
+        # At twice the limits, so that a fold, which merges all ranges, is rare.
         if len(self._latest) > 2 * MAX_BATCHES or self._held_positions > 2 * MAX_POSITIONS:
             self._fold(MAX_BATCHES, MAX_POSITIONS)
 
@@ -184,8 +183,7 @@ class ConsumedRows:
         ):
             batch = self._latest.popleft()
             self._held_positions -= _num_positions(batch)
-            # An abandoned iteration gives back the batches not committed, so they are folded
-            # apart.
+            # Batches that are not committed may be given back, so they are folded apart.
             (below if number < self._committed else since).extend(batch)
             number += 1
         self._committed_rows = _merged([self._committed_rows, _ranges(below)])

@@ -217,8 +217,7 @@ class ReaderCursor:
         """Put the segments of an epoch that is complete and was not begun into random order."""
         now = self.now
         if now.position == now.first == 0 and now.mark is not None:
-            # By number first, so that the order depends on the seed and the epoch, not on earlier
-            # orders.
+            # By number first, so that the order does not depend on earlier ones.
             items = sorted(now.items, key=lambda item: item.segment.number)
             now.items = [items[i] for i in random.permutation(len(items))]
 
@@ -303,8 +302,7 @@ class ReaderCursor:
             return []  # a later epoch reads them again
         # The agent may free these files, while their rows stay mapped here until they are given.
         freed = _keep_mapped(now.items[given : now.position]) if is_waiting else []
-        # Code that looks at the first batches, as Keras does, begins again: these stay mapped
-        # until then.
+        # Code that looks at the first batches, as Keras does, begins again: they stay mapped.
         steps = self.given.counts.steps - now.committed.counts.steps
         unneeded = given if steps > HEAD_STEPS else now.committed.items
         freed += release_all(now.items[now.first : unneeded])

@@ -332,8 +332,7 @@ class FeedReader:
     def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
         """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does.
 
-        Of iterations that find none the first is empty, the second raises: no loop repeats it for
-        ever.
+        Of iterations that find none the first is empty, the second raises: no loop is endless.
         """
         with self._changed:
             self._wait_row(lambda: owner != self._owner or self._is_due())

@@ -20,13 +20,7 @@ import pyarrow as pa
 
 from sparkdl.control.rows import Digest
 from sparkdl.core.row_ranges import Span
-from sparkdl.feed.store.segment import (
-    StoredSegment,
-    check_segment,
-    read_segment,
-    segment_nbytes,
-    write_segment,
-)
+from sparkdl.feed.store.segment import StoredSegment, check_segment, segment_nbytes, write_segment
 from sparkdl.feed.store.session import Exchange
 
 _PRESS_AGAIN_S = 1.0
@@ -119,8 +113,7 @@ class Budget:
 
     def wait(self, nbytes: int) -> None:
         """Wait until something has changed for a segment; the caller holds the lock."""
-        # A segment that would fit waits because its spool has its half: rows released elsewhere
-        # do not help it.
+        # A segment that would fit waits for its spool's half: rows released elsewhere do not help.
         if not self._fits(nbytes):
             self._on_pressure()
         self.lock.wait(_PRESS_AGAIN_S)
@@ -263,13 +256,8 @@ class SegmentBuffer(ABC):
 
     def adopt(self, fd: int, rows: int, request: AppendRequest) -> bool:
         """Take a segment of `rows` rows that is in memory, as `append` does; `fd` is closed."""
-
-        def write(folder: Path | None) -> int:
-            check_segment(fd, rows)
-            return os.dup(fd) if folder is None else write_segment(read_segment(fd), folder)[0]
-
         try:
-            return self._store(os.fstat(fd).st_size, rows, request, write)
+            return self.share(fd, check_segment(fd, rows), os.fstat(fd).st_size, request)
         finally:
             os.close(fd)
 
@@ -311,8 +299,7 @@ class SegmentBuffer(ABC):
         while (room := self._wait_for_room(nbytes, request)) is not None:
             is_on_disk, is_stored, fd = room is Room.DISK, False, -1
             try:
-                # Written without the lock, which others want meanwhile: the rows may be unwanted
-                # then.
+                # Written without the lock: the rows may be unwanted then.
                 fd = write(budget.folder if is_on_disk else None)
                 with budget.lock:
                     if self._wants(request):
@@ -349,8 +336,7 @@ class SegmentBuffer(ABC):
                 room = budget.acquire(self._pool, self.feed, nbytes, may_spill, request.in_order)
                 if room is not Room.FULL:
                     return room
-                # With `shuffle="global"` the driver deals rows once all are here. A full spool
-                # ends that wait.
+                # A full spool ends the driver's wait for all rows (`shuffle="global"`).
                 self._note_full(request)
                 budget.wait(nbytes)
         return None

@@ -80,8 +80,7 @@ class Log(SegmentBuffer):
     Args:
         on_segment: called with each added segment and a descriptor of it for the child. The lock is
             held, so it must not block.
-        keeps: whether segments that were read are retained even if the rows will not be assigned
-            again.
+        keeps: whether segments that were read are retained even if they are not assigned again.
 
     Attributes:
         is_whole: nothing of the epoch that is received had to be released for want of room.
@@ -136,8 +135,7 @@ class Log(SegmentBuffer):
         """
         with self._budget.lock:
             if not self.takes(segment.epoch):
-                # The child died while these rows were on their way to it, so they are the next
-                # child's.
+                # The child died while these rows were on their way: they are the next child's.
                 if self.is_closed and self._is_retaining:
                     self._budget.retain(Pool.LOG, segment, self)
                 else:
@@ -164,13 +162,11 @@ class Log(SegmentBuffer):
         If it is whole it stays so until `settle`.
         """
         with self._budget.lock:
-            # `EpochEnd` cuts again after `FeedCut`. The driver has used the first count, so it
-            # stands.
+            # `EpochEnd` cuts again after `FeedCut`, whose count the driver has used.
             if epoch > self.last_cut.epoch:
                 self.last_cut = EpochCount(epoch, self._rows[epoch], self.is_whole)
                 self.closed_to = max(self.closed_to, epoch)
-                # Until the driver says whether the epoch comes again, pressure must not release
-                # its rows.
+                # Until the driver says whether the epoch comes again, its rows must stay.
                 self._is_pinned = self.is_whole
                 self._rows = Counter({e: rows for e, rows in self._rows.items() if e > epoch})
             self._budget.wake()
@@ -233,8 +229,7 @@ class Log(SegmentBuffer):
             self.closed_to = max(self.closed_to, epoch)
             self._is_pinned = False
             self.is_whole = True
-            # Inference shares the log with training, but not its calls: its rows stay until all
-            # ends.
+            # Inference shares the log, but not its calls: its rows stay until all ends.
             gone = [s for s in self._segments.values() if self.is_closed or not s.exchange]
             for segment in gone:
                 del self._segments[segment.number]
@@ -265,8 +260,7 @@ class Log(SegmentBuffer):
         """Retain segments that a call has brought, if any are retained; free the others."""
         for segment in segments:
             is_known = self._provenance.knows(segment.number)
-            # Rows that no job has brought are read from their files again. Rows whose provenance
-            # is forgotten are covered by a checkpoint.
+            # Others are read from files again, or covered by a checkpoint.
             if retains and segment.run and (self._comes_again or (self._keeps and is_known)):
                 self._budget.retain(Pool.LOG, segment, self)
             else:

@@ -64,8 +64,7 @@ class StoredSegment:
     def share(self, skip: int, rows: int) -> int:
         """Return the bytes of a window; those of windows that make up the segment add up."""
         total = max(1, self.rows)
-        # The difference of two running totals: windows rounded one by one would leak bytes of the
-        # budget.
+        # Two running totals: windows rounded one by one would leak bytes of the budget.
         return self.nbytes * (skip + rows) // total - self.nbytes * skip // total
 
 
@@ -100,17 +99,17 @@ def read_segment(fd: int) -> pa.RecordBatch:
         return reader.read_next_batch()
 
 
-def check_segment(fd: int, rows: int) -> None:
+def check_segment(fd: int, rows: int) -> pa.RecordBatch:
     try:
         # Opening one end of a pipe would wait for a process at the other end.
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise ProtocolError("a segment that is no file")
         batch = read_segment(fd)
-        # The bytes come from another process. An offset beyond the buffers would end this one
-        # with SIGSEGV at the first read.
+        # An offset beyond the buffers would end this process with SIGSEGV at the first read.
         batch.validate()
     except (pa.ArrowException, StopIteration, OSError) as error:
         raise ProtocolError(f"not a segment: {error}") from None
     # Rows are numbered by the announced count, so another count would shift all rows behind them.
     if batch.num_rows != rows:
         raise ProtocolError(f"a segment of {batch.num_rows} rows was announced with {rows}")
+    return batch

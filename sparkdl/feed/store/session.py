@@ -60,8 +60,7 @@ class Session:
 class Exchange:
     """The session of one inference partition, at the node that answers it.
 
-    The Flight thread that received the partition waits in `results`; the agent's loop adds what
-    the child sends back.
+    The Flight thread of the partition waits in `results`; the agent's loop adds the child's.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:

@@ -4,8 +4,7 @@
                ▓▓▓░░░░▓▓▓ assigned in windows: a window of this node's moves to its log (`take`),
                           one of another node is read and sent (`read`), then freed (`free`)
 
-Every row of a segment goes once: it is taken, freed, dropped with the rest of its segment, or left
-when the spool is closed.
+Every row goes once: it is taken, freed, dropped with its segment, or left when the spool closes.
 """
 
 from __future__ import annotations

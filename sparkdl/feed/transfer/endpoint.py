@@ -35,8 +35,7 @@ waits for go at once."""
 ASSIGN_PERIOD_S = 0.02
 """Likewise, for reports by which the driver assigns rows: spooled rows, and waiting readers."""
 _SHUTDOWN_S = 2.0
-"""How long the end waits for reading and fetching threads, and again for Flight; they are
-daemons."""
+"""How long the end waits for reading and fetching threads, all daemons, and again for Flight."""
 
 
 @dataclass
@@ -352,8 +351,7 @@ class NodeFeeds:
         self._has_failed = self._lacks_rows = False
         for feed in self._feeds.values():
             feed.stop()
-        # Zeros for each feed: a late report of the former child would count as the new one's
-        # otherwise.
+        # Zeros for each feed, or a late report of the former child would count as the new one's.
         counts = tuple(FeedCount(feed) for feed in self._feeds)
         self._report_to_driver(msg.FeedProgress(generation, counts))
         self._feeds.clear()
@@ -375,8 +373,7 @@ class NodeFeeds:
         self._progress.cancel()
         self._needs.cancel()
         if self._receiver:
-            # Flight waits for its calls without a limit, so its shutdown may have to be left
-            # behind.
+            # Flight waits for its calls without a limit, so it may be left behind.
             stopping = threading.Thread(target=self._receiver.shutdown, daemon=True)
             stopping.start()
             stopping.join(_SHUTDOWN_S)
@@ -465,8 +462,7 @@ class NodeFeeds:
 
     def _report(self, feed: NodeFeed) -> None:
         """Report counts that have changed: at once if the driver waits for them, or else soon."""
-        # The driver waits for these counts in a step of its own, so no throttle may hold them
-        # back.
+        # The driver waits for these counts in a step of its own: no throttle holds them back.
         if feed.awaited(feed.count(self._has_failed)) != feed.answered:
             self._progress.call()
             return

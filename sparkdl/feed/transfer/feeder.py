@@ -206,8 +206,7 @@ class PutStream:
             self._call = call = _Call()
         name = f"sparkdl-puts-{self.target.name}"
         args = (self._client, schema, call)
-        # A daemon, because its write may never end (see above) and must not hold the Spark
-        # worker.
+        # A daemon: its write may never end (see above), and must not hold the worker.
         call.writer = threading.Thread(target=self._run_call, args=args, name=name, daemon=True)
         call.writer.start()
 
@@ -229,8 +228,7 @@ class PutStream:
             with self._reporting():
                 while (piece := call.pieces.get()) is not None:
                     key = self._send_fd(piece.batch) if piece.batch.num_rows else ""
-                    # With a key the rows are in the segment, and the batch carries the metadata
-                    # alone.
+                    # With a key the rows are in the segment, and the batch is empty.
                     batch = piece.batch.slice(0, 0) if key else piece.batch
                     rows = piece.batch.num_rows
                     what = PutPiece(piece.ranges, rows, key, piece.digest, piece.end)
@@ -355,8 +353,7 @@ class Feeder:
                 num_rows = self._row
                 self._check_rows(is_end=True)
         except FeederError:
-            # An agent that is gone because every `map_fun` has returned is no failure: no row is
-            # wanted.
+            # An agent whose nodes have all returned is no failure: no row is wanted.
             if not (self._stream.is_unreachable and self._has_cluster_finished()):
                 raise
         finally:
@@ -491,8 +488,7 @@ def await_decision(spec: FeedSpec, target: Target, error: Exception) -> str:
     failed at once would use up its four attempts before that.
 
     Returns:
-        Why the cluster has failed, as far as the driver knows: a node that has raised cannot be
-        reached either. Empty otherwise.
+        Why the cluster has failed, as far as the driver knows; empty otherwise.
     """
     never, is_logged = threading.Event(), False
     silence, deadline = Deadline.after(_SILENT_S), Deadline.after(2 * spec.host_timeout_s)

@@ -44,25 +44,24 @@ _WINDOWS, _CALL_NBYTES = 64, 8 * 1024 * 1024
 _WINDOWS_IN_ORDER = 1024
 """Likewise, where rows of all holders make one segment: windows are the slices of batches. The
 segments of so many stay mapped."""
-_LARGE_NBYTES = 1 << 20
-"""Windows of so many bytes are not copied, if they are on this machine."""
+_LARGE = 1 / 8
+"""Windows of such a part of a segment are not copied, if they are on this machine."""
 
 
 class _Mapped(NamedTuple):
-    """A segment of a holder on this machine.
+    """A segment on this machine, whose rows begin at `start` of the file.
 
     Attributes:
-        rows: the segment's, which begin at row `start` of the file.
-        fd: of the file, if large windows of another agent's are expected; -1 otherwise.
+        fd: of the file, where the first window is large.
     """
 
     rows: pa.RecordBatch
     start: int
     row_nbytes: int
-    fd: int
+    fd: int | None
 
     def close(self) -> None:
-        if self.fd >= 0:
+        if self.fd is not None:
             os.close(self.fd)
 
 
@@ -87,8 +86,7 @@ class Fetcher(threading.Thread):
 
     Args:
         memory_nbytes: of all feeds of the node; what one call brings is a fraction.
-        on_fetched: called on this thread with how many more have come, whether or not the log took
-            their rows.
+        on_fetched: called on this thread with how many more have come, taken by the log or not.
         on_failure: called on this thread with why rows cannot be fetched; then it has ended.
     """
 
@@ -212,22 +210,18 @@ class Fetcher(threading.Thread):
         self._note_fetched(here)
 
     def _is_large(self, fetch: Fetch) -> bool:
-        window, _ = fetch
         found = self._mapped.get(_segment(fetch))
-        if found is None or (found.fd < 0 and window.holder != self._directory.node_id):
+        if found is None or found.fd is None:
             return False
-        return window.rows * found.row_nbytes >= _LARGE_NBYTES
+        return bool(fetch[0].rows >= _LARGE * found.rows.num_rows)
 
     def _enter(self, fetch: Fetch) -> None:
-        """Bring a window of this machine into the log, without copying it."""
-        window, _ = fetch
-        rows, found = self._early.pop(id(fetch)), self._mapped[_segment(fetch)]
-        if window.holder == self._directory.node_id:
-            # Of this generation's spool, even if another one has begun.
-            self._log.enter(self._spool.take(*_window(window)))
-        else:
-            request = replace(_request([fetch]), start=found.start + window.skip)
-            self._log.share(found.fd, rows, window.rows * found.row_nbytes, request)
+        """Bring a window into the log without copying it."""
+        found = self._mapped[_segment(fetch)]
+        assert found.fd is not None
+        request = replace(_request([fetch]), start=found.start + fetch[0].skip)
+        nbytes = fetch[0].rows * found.row_nbytes
+        self._log.share(found.fd, self._early.pop(id(fetch)), nbytes, request)
 
     def _bring(self, fetches: list[Fetch]) -> bool:
         """Take up the first windows of one holder; false if it was stopped."""
@@ -235,11 +229,11 @@ class Fetcher(threading.Thread):
             nbytes = 0
             for fetch in fetches:
                 window, _ = fetch
-                found = self._mapped.get(_segment(fetch))
-                if found is None or nbytes >= self._call_nbytes:
+                segment = self._mapped.get(_segment(fetch))
+                if segment is None or nbytes >= self._call_nbytes:
                     break
-                self._early[id(fetch)] = found.rows.slice(window.skip, window.rows)
-                nbytes += window.rows * found.row_nbytes
+                self._early[id(fetch)] = segment.rows.slice(window.skip, window.rows)
+                nbytes += window.rows * segment.row_nbytes
             return True
         if (found := self._windows(fetches)) is None:
             return False
@@ -251,7 +245,7 @@ class Fetcher(threading.Thread):
     def _maps(self, fetches: list[Fetch]) -> bool:
         """Map the segments of the first windows of one holder, if it is on this machine."""
         first = self._mapped.get(_segment(fetches[0]))
-        if first is not None and first.fd >= 0:  # few descriptors at a time
+        if first is not None and first.fd is not None:  # few descriptors at a time
             return True
         lacking = dict[tuple[int, int], Fetch]()
         for fetch in fetches:
@@ -282,9 +276,9 @@ class Fetcher(threading.Thread):
             raise
         row_nbytes = batch.nbytes // max(1, batch.num_rows)
         found = _Mapped(batch.slice(start), start, row_nbytes, fd)
-        if key[0] == self._directory.node_id or rows * row_nbytes < _LARGE_NBYTES:
+        if rows < _LARGE * batch.num_rows:
             found.close()
-            found = found._replace(fd=-1)
+            found = found._replace(fd=None)
         self._mapped[key] = found
 
     def _note_fetched(self, here: list[Fetch]) -> None:

@@ -64,8 +64,7 @@ class InferColumns:
                 columns = result_columns(batch, self.results)
                 results.append(pa.RecordBatch.from_arrays(columns, schema=self.results))
                 rows += batch.num_rows
-            # Results come in other batches than the rows went out: a batch is joined once all of
-            # its rows have one.
+            # Results come in other batches than rows went out: they are joined first.
             while sent and rows >= (count := sent[0].num_rows):
                 table = pa.Table.from_batches(results)
                 yield self._joined(sent.popleft(), table.slice(0, count))

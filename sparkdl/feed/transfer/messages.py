@@ -49,8 +49,7 @@ BROKEN = (
 """Errors of the connection: the rows, or the file, are still at the agent."""
 RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 _LISTENING_S = 1.0
-"""How long a host may take to accept or refuse a connection: its kernel does so without the
-node."""
+"""How long a host may take to accept or refuse a connection; its kernel does so."""
 
 
 class FeederError(SparkdlError):

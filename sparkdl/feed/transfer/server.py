@@ -57,8 +57,7 @@ _CALLS_END_S = 1.0
 """How long calls may end in order at the shutdown, before their connections are shut down."""
 
 _MAX_REASON_NBYTES = 7000
-"""An error's text travels in gRPC's headers, limited to 8 KiB. It is in them twice: once as it is,
-once percent-encoded."""
+"""Of an error's text, which travels in gRPC's headers of 8 KiB twice: once percent-encoded."""
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -113,8 +112,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         header = _decode(descriptor.command, PutHeader)
         spool = self._store.spool(header.feed, header.generation)
-        # Answered before any batch: the feeder learns where to send descriptors, or to send
-        # nothing.
+        # Answered before any batch: the feeder learns where to send descriptors, if any.
         first = PutAck(not spool.takes(header.epoch), self.fd_receiver.name)
         writer.write(msgspec.json.encode(first))
         for chunk in reader:
@@ -140,8 +138,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     ) -> bool:
         batch = None if piece.key else _rows(chunk)
         rows = piece.rows if batch is None else batch.num_rows
-        # The driver knows rows by these numbers alone: wrong ones would lose rows or give them
-        # twice.
+        # The driver knows rows by these numbers: wrong ones would lose or repeat rows.
         if not rows or any(stop <= start for start, stop in piece.ranges):
             raise ProtocolError("a piece without rows")
         if count_rows(piece.ranges) != rows:
@@ -303,8 +300,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             if not log.append(last, AppendRequest(exchange=exchange)):
                 exchange.fail("the node takes no more rows")
                 return
-        # An empty segment ends the partition for `next_batch`, which would wait for more rows of
-        # it.
+        # An empty segment ends the partition for `next_batch`, which would wait for more.
         if last is not None:
             log.append(last.slice(0, 0), AppendRequest(exchange=exchange, is_last=True))
         exchange.finish_input()
@@ -342,8 +338,7 @@ def _hang_up(port: int) -> None:
         with suppress(OSError):  # closed meanwhile; or a socket that listens
             if not path.is_socket():
                 continue
-            # By a copy, which stays this connection if gRPC closes its own and the number is used
-            # again.
+            # By a copy, which stays this connection if gRPC closes its own.
             with socket.socket(fileno=os.dup(int(path.name))) as copy:
                 if copy.family in (socket.AF_INET, socket.AF_INET6):
                     copy.getpeername()

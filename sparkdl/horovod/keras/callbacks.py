@@ -43,8 +43,7 @@ class Broadcast:
 
     def on_train_begin(self, logs: Any = None) -> None:
         if not self.broadcast_done and self.model.built:
-            # Keras makes these with the first step, and members would then begin with different
-            # ones.
+            # Keras makes these with the first step: members would begin with different ones.
             build(self.model.optimizer, self.model.trainable_variables)
             self._send()
 

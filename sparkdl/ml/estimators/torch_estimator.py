@@ -45,8 +45,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
         Raises:
             ConfigError: if it is neither, or cannot travel to the nodes.
         """
-        # Not imported here, because the driver may lack it; then `model` can be no module of it
-        # either.
+        # Not imported here: the driver may lack it, and then `model` is no module of it.
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(model, torch.nn.Module):
             self._made = module_file(model)

@@ -239,14 +239,14 @@ def plan(
     """Share out all rows except `done` ones so that the nodes' totals differ by at most one.
 
     The row groups are laid end to end and cut into `num_nodes` lengths, so that at most
-    `num_nodes - 1` row groups are read by two nodes or more. The same arguments give the same
-    result, anywhere and always.
+    `num_nodes - 1` row groups are read by two nodes or more. Equal arguments, equal results.
 
     Args:
         row_groups: for each file the rows of each of its row groups; `FileRange.file` counts them.
         seed: shuffles the row groups first; None keeps their order.
         done: numbers of rows, counted through all files.
-        in_turns: the nodes take whole row groups by turns, so that rows come in their order.
+        in_turns: the nodes take whole row groups in turn, so that rows come in their order; the
+            one with the fewest rows comes next.
     """
     groups = list(_groups(row_groups))
     if seed is not None:
@@ -257,10 +257,15 @@ def plan(
         for part in groups
         for first, last in uncovered(*part.numbers, done)
     ]
-    if in_turns:
-        return [left[node::num_nodes] for node in range(num_nodes)]
-    total = sum(part.num_rows for part in left)
     shares: list[list[FileRange]] = [[] for _ in range(num_nodes)]
+    if in_turns:
+        totals = [0] * num_nodes
+        for part in left:
+            node = totals.index(min(totals))
+            shares[node].append(part)
+            totals[node] += part.num_rows
+        return shares
+    total = sum(part.num_rows for part in left)
     node, offset = 0, 0
     for part in left:
         rows, start = part.num_rows, 0

@@ -71,13 +71,13 @@ def test_rows_that_were_fetched_are_covered_by_their_partition() -> None:
 
 @pytest.mark.parametrize(
     ("are_near", "large", "shared"),
-    [(True, 99, []), (True, 40, [5, 20]), (True, 1, [5, 20, 1]), (False, 1, [20])],
+    [(True, 1, []), (True, 0.4, [5, 20]), (True, 0, [5, 20, 1]), (False, 0, [20])],
     ids=["on one machine", "some are large", "all are large", "on two machines"],
 )
 def test_rows_in_an_order_come_as_files_on_one_machine(
-    monkeypatch: pytest.MonkeyPatch, are_near: bool, large: int, shared: list[int]
+    monkeypatch: pytest.MonkeyPatch, are_near: bool, large: float, shared: list[int]
 ) -> None:
-    monkeypatch.setattr(fetch, "_LARGE_NBYTES", 8 * large)
+    monkeypatch.setattr(fetch, "_LARGE", large)
     with holder_and_fetcher() as (holder, node):
         if are_near:
             monkeypatch.setattr(fetch.Fetcher, "_get", None)

@@ -51,11 +51,18 @@ def read(source: ParquetSource, num_nodes: int = 1, **options: Any) -> pa.Table:
 # Planning
 
 
-@given(GROUPS, NODES, SEEDS, st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60))))
+DONE = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)))
+
+
+@given(GROUPS, NODES, SEEDS, DONE, st.booleans())
 def test_rows_that_are_done_are_shared_out_to_nobody_and_all_others_to_somebody(
-    groups: list[list[int]], num_nodes: int, seed: int | None, done: list[tuple[int, int]]
+    groups: list[list[int]],
+    num_nodes: int,
+    seed: int | None,
+    done: list[tuple[int, int]],
+    in_turns: bool,
 ) -> None:
-    shares = plan(groups, num_nodes, seed, done=done)
+    shares = plan(groups, num_nodes, seed, done=done, in_turns=in_turns)
     starts = dict(zip(there(groups), itertools.count(), strict=False))
     numbers = []
     for share in shares:
@@ -68,7 +75,9 @@ def test_rows_that_are_done_are_shared_out_to_nobody_and_all_others_to_somebody(
     left = uncovered(0, len(starts), done)
     assert sorted(numbers) == [number for start, stop in left for number in range(start, stop)]
     totals = [sum(part.stop - part.start for part in share) for share in shares]
-    assert max(totals) - min(totals) <= 1
+    assert max(totals) - min(totals) <= (
+        max(itertools.chain(*groups), default=0) if in_turns else 1
+    )
 
 
 def there(groups: list[list[int]]) -> list[tuple[int, int, int]]:
