@@ -327,7 +327,7 @@ class ReadShare(Message, frozen=True):
 
     Attributes:
         in_order: the rows may wait for all others.
-        slices: rows of a global batch, and how many slices it has: they will be assigned in these.
+        slices: the rows of a global batch, and how many slices of it nodes will be assigned.
     """
 
     feed: str

@@ -116,9 +116,10 @@ def spans_within(spans: Iterable[Span], ranges: Sequence[Range]) -> list[Span]:
 
 
 def by_slice(spans: Iterable[Span], rows: int, count: int) -> list[tuple[int, Span]]:
-    """Cut `spans`, laid end to end, into the `count` slices of batches of `rows` rows.
+    """Cut `spans`, laid end to end, where batches of `rows` rows are cut into `count` slices.
 
-    Returns: Where each part begins, and the part; those of first slices first.
+    Return where each part begins, and the part; those of first slices come first. In each
+    partition batches begin at multiples of `rows`.
     """
     ends = [*accumulate(slice_rows(rows, index, count) for index in range(count))]
     found: list[tuple[int, int, Span]] = []
