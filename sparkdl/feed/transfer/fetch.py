@@ -274,12 +274,12 @@ class Fetcher(threading.Thread):
         except BaseException:
             os.close(fd)
             raise
+        is_large = rows >= _LARGE * batch.num_rows
+        if not is_large:
+            os.close(fd)
         row_nbytes = batch.nbytes // max(1, batch.num_rows)
-        found = _Mapped(batch.slice(start), start, row_nbytes, fd)
-        if rows < _LARGE * batch.num_rows:
-            found.close()
-            found = found._replace(fd=None)
-        self._mapped[key] = found
+        kept = fd if is_large else None
+        self._mapped[key] = _Mapped(batch.slice(start), start, row_nbytes, kept)
 
     def _note_fetched(self, here: list[Fetch]) -> None:
         """Have the holders free rows that are here now, whether the log took them or not."""

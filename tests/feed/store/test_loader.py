@@ -10,6 +10,7 @@ from sparkdl.control.rows import FeedCount, Share
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.storage.parquet.source import list_files
 from tests.doubles.feeds import FEED, FILE_ROWS as ROWS, LevelDriver, LocalNode, folder as folder
+from tests.doubles.until import until
 
 LITTLE = 1 << 16
 
@@ -51,6 +52,21 @@ def test_reading_that_waits_for_room_ends_when_the_epoch_is_cut(folder: Path) ->
         count = wait_for(node, lambda c: c.cut.epoch == 0)
         assert 0 < count.rows_received < ROWS
         assert count.problem == ""
+
+
+def test_rows_of_each_slice_of_global_batches_are_put_together(folder: Path) -> None:
+    with LocalNode() as node:
+        node.driver = None
+        order = ReadShare(FEED, 0, share_of(folder), "run", slices=(10, 2))
+        node.call(lambda: node.feeds.on_driver_message(order))
+        spool = node.feeds.store.spool(FEED)
+        assert until(lambda: spool._segments)
+        segment = spool._segments[0].segment
+        in_batch = [start % 10 for _, start, _ in segment.spans]
+        assert in_batch == sorted(in_batch)
+        assert len(in_batch) > len(set(in_batch)) == 2
+        (rows,) = spool.read([(0, 0, segment.rows)])
+        assert rows["x"].to_pylist() == [n for _, *rows in segment.spans for n in range(*rows)]
 
 
 def test_rows_of_an_old_reading_do_not_reach_the_next_child(folder: Path) -> None:
