@@ -2,7 +2,7 @@
 
 Runs in: child
 
-Collectives and meshes note it here; `frameworks/independent_models.py` finds connections.
+Collectives, meshes and `ctx.all_gather` note it here; see frameworks/independent_models.py.
 """
 
 from __future__ import annotations

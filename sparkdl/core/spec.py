@@ -28,7 +28,7 @@ class Role:
         can_be_fed: receives rows of a feed that is for its role.
         is_server: runs a server of the framework until it is stopped; `map_fun` is not called.
         is_expendable: the cluster can continue with fewer such nodes, if `min_nodes` allows.
-        is_needed: whether its failure restarts all nodes; the others continue otherwise.
+        is_needed: its failure restarts all nodes or fails the cluster; else the others go on.
     """
 
     name: str

@@ -141,7 +141,7 @@ class LegacyContext(RemovedCalls):
 
         Args:
             train_mode: `False` to answer `cluster.inference` with `batch_results`.
-            qname_out: as in TensorFlowOnSpark; results go back where the rows came from.
+            qname_out: has no effect: results go back where the rows came from.
             input_mapping: column name to tensor name.
         """
         feed: DataFeed = self.mgr.data_feed(train_mode, qname_in, qname_out, input_mapping)

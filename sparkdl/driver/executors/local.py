@@ -103,7 +103,7 @@ class LocalExecutor(Executor):
                 try:
                     agent.wait(_KILL_WAIT_S)
                 except subprocess.TimeoutExpired:
-                    # An agent that never connected comes up: killing it would use up a restart.
+                    # An agent that never connected is coming up: killing it costs a restart.
                     if self._is_lost(node, agent.pid):  # it is stopped, and cannot end by itself
                         agent.kill()
 

@@ -141,7 +141,7 @@ class Feeds:
     def wants_more(self, name: str, to: str | None = None) -> Callable[[], bool]:
         """Return a function that says whether the nodes read on.
 
-        They do not once the cluster has ended, a node has called `terminate()`, or all returned.
+        They do not once the cluster has ended, a node has called `terminate()` since, or all left.
         """
         began = self.controller.look(partial(nodes_now, feed=name))
 

@@ -353,7 +353,7 @@ class Feeder:
                 num_rows = self._row
                 self._check_rows(is_end=True)
         except FeederError:
-            # An agent whose nodes have all returned is no failure: no row is wanted.
+            # An agent that is gone because all have returned is no failure: no row is wanted.
             if not (self._stream.is_unreachable and self._has_cluster_finished()):
                 raise
         finally:
