@@ -31,7 +31,7 @@ import msgspec
 from sparkdl.control.rows import Digest, EpochRows, FeedCount, Share
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
-from sparkdl.core.row_ranges import Span
+from sparkdl.core.row_ranges import Slice, Span
 from sparkdl.core.world import Resume, World
 
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
@@ -129,6 +129,8 @@ class SpooledRange(msgspec.Struct, frozen=True, array_like=True):
         skip: rows of the segment before it.
         nbytes: in memory, or on disk.
         digest: of the partition's rows up to the segment's last.
+        batch_rows: of global batches whose slices lie together in the segment, if they do.
+        skips: instead of `skip`, for each slice: rows of the segment before its first one.
 
     One of segment -1, without rows, says that the partition ends at `start`.
     """
@@ -140,6 +142,8 @@ class SpooledRange(msgspec.Struct, frozen=True, array_like=True):
     rows: int
     nbytes: int = 0
     digest: Digest | None = None
+    batch_rows: int = 0
+    skips: tuple[int, ...] = ()
 
 
 class Spooled(Message, frozen=True):
@@ -347,6 +351,7 @@ class AssignedRange(msgspec.Struct, frozen=True, array_like=True):
         number: of the segment, there.
         skip: rows of the segment before the first assigned one.
         spans: the partition and numbers of these rows, in order.
+        of_slice: of the spans only the rows in this slice, see `row_ranges.slice_spans`.
     """
 
     holder: int
@@ -354,6 +359,7 @@ class AssignedRange(msgspec.Struct, frozen=True, array_like=True):
     skip: int
     rows: int
     spans: tuple[Span, ...]
+    of_slice: Slice | None = None
 
 
 class Assign(Message, frozen=True):

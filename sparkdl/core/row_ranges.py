@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 Range = tuple[int, int]
 """Rows [start, stop)."""
 Span = tuple[int, int, int]
 """Rows of one partition: its number, and the half-open range of the rows."""
+Slice = tuple[int, int, int]
+"""Of each batch of rows: how many rows it has, the number of the slice, and how many there are."""
 
 
 def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
@@ -115,23 +117,48 @@ def spans_within(spans: Iterable[Span], ranges: Sequence[Range]) -> list[Span]:
     return found
 
 
-def by_slice(spans: Iterable[Span], rows: int, count: int) -> list[tuple[int, Span]]:
-    """Cut `spans`, laid end to end, where batches of `rows` rows are cut into `count` slices.
+def slice_spans(
+    spans: Iterable[Span], rows: int, index: int, count: int
+) -> Iterator[tuple[int, Span]]:
+    """Yield the parts of `spans` in one of `count` slices of each batch of `rows` rows.
 
-    Return where each part begins, and the part; those of first slices come first. In each
-    partition batches begin at multiples of `rows`.
+    With each comes its offset in the spans, laid end to end. In each partition batches begin at
+    multiples of `rows`.
     """
-    ends = [*accumulate(slice_rows(rows, index, count) for index in range(count))]
-    found: list[tuple[int, int, Span]] = []
-    skip = 0
+    begin, size = _slice_start(rows, index, count), slice_rows(rows, index, count)
+    offset = 0
     for partition, start, stop in spans:
-        while start < stop:
-            in_batch = start % rows
-            index = bisect_right(ends, in_batch)
-            end = min(stop, start - in_batch + ends[index])
-            found.append((index, skip, (partition, start, end)))
-            skip, start = skip + end - start, end
-    return [(skip, span) for _, skip, span in sorted(found)]
+        for first in range(start - start % rows + begin, stop, rows):
+            low, high = max(start, first), min(stop, first + size)
+            if low < high:
+                yield offset + low - start, (partition, low, high)
+        offset += stop - start
+
+
+def by_slice(spans: Sequence[Span], rows: int, count: int) -> list[list[tuple[int, Span]]]:
+    """Return the parts of `spans` by the slice of batches in which they are, see `slice_spans`."""
+    return [[*slice_spans(spans, rows, index, count)] for index in range(count)]
+
+
+def slice_starts(spans: Sequence[Span], rows: int, count: int) -> list[tuple[int, ...]]:
+    """Return for each span where its rows of each slice begin, once all are put `by_slice`."""
+    sizes = [
+        rows_before(stop, rows, index, count) - rows_before(start, rows, index, count)
+        for index in range(count)
+        for _, start, stop in spans
+    ]
+    starts = [*accumulate(sizes, initial=0)][:-1]
+    return [tuple(starts[at :: len(spans)]) for at in range(len(spans))]
+
+
+def rows_before(row: int, rows: int, index: int, count: int) -> int:
+    """Return how many rows of a slice, as in `slice_spans`, its partition has before `row`."""
+    size = slice_rows(rows, index, count)
+    return row // rows * size + min(max(row % rows - _slice_start(rows, index, count), 0), size)
+
+
+def _slice_start(rows: int, index: int, count: int) -> int:
+    return rows // count * index + min(index, rows % count)
 
 
 def slice_rows(rows: int, index: int, count: int) -> int:

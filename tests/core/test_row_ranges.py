@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 from hypothesis import given, strategies as st
 
@@ -12,6 +12,7 @@ from sparkdl.core.row_ranges import (
     by_slice,
     merge_ranges,
     slice_rows,
+    slice_starts,
     spans_within,
     uncovered,
 )
@@ -60,11 +61,17 @@ def test_rows_are_put_in_the_order_of_the_slices_of_their_batches(
         return bisect_right(ends, row % batch_rows)
 
     rows = rows_of(spans)
-    found = by_slice(spans, batch_rows, count)
+    found = [*chain(*by_slice(spans, batch_rows, count))]
     wanted = sorted(range(len(rows)), key=lambda at: slice_of(rows[at][1]))
     assert [at + i for at, (_, start, stop) in found for i in range(stop - start)] == wanted
     assert rows_of([span for _, span in found]) == [rows[at] for at in wanted]
     assert all(slice_of(start) == slice_of(stop - 1) for _, (_, start, stop) in found)
+    starts, before = slice_starts(spans, batch_rows, count), 0
+    for span, of_slices in zip(spans, starts, strict=True):
+        for index, start in enumerate(of_slices):
+            own = [before + i for i, row in enumerate(range(*span[1:])) if slice_of(row) == index]
+            assert wanted[start : start + len(own)] == own
+        before += span[2] - span[1]
 
 
 @given(SPANS, st.sets(st.integers(0, 50)))

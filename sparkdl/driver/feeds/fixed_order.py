@@ -14,15 +14,25 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from operator import itemgetter
 from random import Random
-from typing import Any
 
-from sparkdl.control.messages import SpooledRange
+from sparkdl.control.messages import AssignedRange, SpooledRange
 from sparkdl.control.rows import PartRows
-from sparkdl.core.row_ranges import Range, Span, add_range, merge_ranges, slice_rows, uncovered
+from sparkdl.core.row_ranges import (
+    Range,
+    Slice,
+    Span,
+    add_range,
+    merge_ranges,
+    overlap,
+    rows_before,
+    slice_rows,
+    slice_spans,
+    uncovered,
+)
 from sparkdl.driver.feeds.table import Assigned, RowTable, part, windows
 
 BATCH_BLOCKS = 16
@@ -86,9 +96,22 @@ class OrderedTable(RowTable):
         pieces = self._pieces.setdefault(piece.partition, [])
         insort(pieces, (piece.start, holder, piece), key=itemgetter(0))
 
-    def add(self, *args: Any, is_full: bool = False) -> list[SpooledRange]:
+    def add(
+        self,
+        holder: int,
+        ranges: Iterable[SpooledRange],
+        room_nbytes: int,
+        now_s: float,
+        is_full: bool = False,
+    ) -> list[SpooledRange]:
         self.is_stuck |= is_full and self._is_shuffled and not self._are_all_here
-        return super().add(*args)
+        # Part of a piece whose slices lie together has no range of its own.
+        apart = (each for piece in ranges for each in self._new_or_apart(piece))
+        return super().add(holder, apart, room_nbytes, now_s)
+
+    def _new_or_apart(self, piece: SpooledRange) -> Iterable[SpooledRange]:
+        known = self._known.get(piece.partition, ())
+        return _apart(piece) if overlap(piece.start, piece.start + piece.rows, known) else [piece]
 
     def is_complete(self, num_rows: Mapping[int, int]) -> bool:
         """Return whether all rows have come, and are assigned."""
@@ -106,7 +129,7 @@ class OrderedTable(RowTable):
         # As in `RowTable`: no node has run down to half of its window.
         if not any(2 * unread[node] < room for node, room in rooms.items()):
             return {}
-        dealt: dict[int, list[tuple[int, SpooledRange]]] = {node: [] for node in self._nodes}
+        dealt: dict[int, list[AssignedRange]] = {node: [] for node in self._nodes}
         before = self.assigned.copy()
         for _ in range(_MAX_BATCHES):
             rows = self._reach()
@@ -114,19 +137,14 @@ class OrderedTable(RowTable):
             has_room = all(unread[n] + self.assigned[n] - before[n] < rooms[n] for n in rooms)
             if not (is_whole and has_room):
                 break
+            if batches := self._batches_together():
+                self._take_batches(batches, dealt)
+                continue
             for i, node in enumerate(self._nodes):
-                dealt[node] += self._take_next(node, slice_rows(rows, i, len(self._nodes)))
+                dealt[node] += self._take_slice(i, slice_rows(rows, i, len(self._nodes)))
         else:
             self.due_s = now_s
-        return {
-            node: [
-                window
-                for holder, group in groupby(pieces, itemgetter(0))
-                for window in windows(holder, [piece for _, piece in group])
-            ]
-            for node, pieces in dealt.items()
-            if pieces
-        }
+        return {node: [*windows(ranges)] for node, ranges in dealt.items() if ranges}
 
     def assign_rest(self, nodes: Sequence[int]) -> Assigned:
         return {}
@@ -135,9 +153,10 @@ class OrderedTable(RowTable):
         left: dict[int, list[SpooledRange]] = {}
         for number, pieces in self._pieces.items():
             dealt = self._dealt.setdefault(number, [])
-            for start, holder, piece in pieces:
-                for rows in add_range(dealt, start, start + piece.rows):
-                    left.setdefault(holder, []).append(part(piece, *rows))
+            for _, holder, piece in pieces:
+                for each in _apart(piece):
+                    for rows in add_range(dealt, each.start, each.start + each.rows):
+                        left.setdefault(holder, []).append(part(each, *rows))
         self._pieces.clear()
         self.rows_waiting = 0
         return left
@@ -179,22 +198,84 @@ class OrderedTable(RowTable):
                     yield number, low, high
                 start = last
 
-    def _take_next(self, node: int, rows: int) -> Iterator[tuple[int, SpooledRange]]:
-        self.assigned[node] += rows
-        self.rows_waiting -= rows
-        self._next_rows -= rows
+    def _batches_together(self) -> int:
+        """Return how many whole batches come next whose slices lie together in a segment."""
+        number, start, stop = self._next[0]
+        _, piece = self._piece_of(number, start)
+        is_alike = (piece.batch_rows, len(piece.skips)) == (self._batch_rows, len(self._nodes))
+        if not is_alike or start % self._batch_rows:
+            return 0
+        return (min(stop, piece.start + piece.rows) - start) // self._batch_rows
+
+    def _take_batches(self, batches: int, dealt: dict[int, list[AssignedRange]]) -> None:
+        number, start, _ = self._next[0]
+        stop = start + batches * self._batch_rows
+        holder, piece = self._piece_of(number, start)
+        for index, node in enumerate(self._nodes):
+            of_slice = self._batch_rows, index, len(self._nodes)
+            rows = batches * slice_rows(*of_slice)
+            self._count(node, holder, rows)
+            skip, span = _skip(piece, index, start), (number, start, stop)
+            if rows:
+                dealt[node].append(
+                    AssignedRange(holder, piece.number, skip, rows, (span,), of_slice)
+                )
+        self._pass(stop)
+
+    def _take_slice(self, index: int, rows: int) -> Iterator[AssignedRange]:
         while rows:
-            number, start, stop = self._next.popleft()
-            if stop - start > rows:
-                self._next.appendleft((number, start + rows, stop))
-                stop = start + rows
+            number, start, stop = self._next[0]
+            holder, piece = self._piece_of(number, start)
+            skip, end, of_slice = _place(piece, start)
+            stop = min(stop, end, start + rows)
             rows -= stop - start
-            add_range(self._dealt.setdefault(number, []), start, stop)
-            pieces = self._pieces[number]
-            at = bisect_right(pieces, start, key=itemgetter(0)) - 1
-            while start < stop:
-                first, holder, piece = pieces[at]
-                end = min(stop, first + piece.rows)
-                self.rows_moved += (end - start) * (holder != node)
-                yield holder, part(piece, start, end)
-                start, at = end, at + 1
+            self._count(self._nodes[index], holder, stop - start)
+            self._pass(stop)
+            yield AssignedRange(
+                holder, piece.number, skip, stop - start, ((number, start, stop),), of_slice
+            )
+
+    def _count(self, node: int, holder: int, rows: int) -> None:
+        self.assigned[node] += rows
+        self.rows_moved += rows * (holder != node)
+
+    def _pass(self, stop: int) -> None:
+        """Record that the next rows up to `stop`, which are of one span, are dealt."""
+        number, start, end = self._next.popleft()
+        if stop < end:
+            self._next.appendleft((number, stop, end))
+        add_range(self._dealt.setdefault(number, []), start, stop)
+        self.rows_waiting -= stop - start
+        self._next_rows -= stop - start
+
+    def _piece_of(self, number: int, row: int) -> tuple[int, SpooledRange]:
+        pieces = self._pieces[number]
+        _, holder, piece = pieces[bisect_right(pieces, row, key=itemgetter(0)) - 1]
+        return holder, piece
+
+
+def _skip(piece: SpooledRange, index: int, row: int) -> int:
+    """Return the rows of the segment before the first one of a slice from `row` on."""
+    of_slice = piece.batch_rows, index, len(piece.skips)
+    return piece.skips[index] + rows_before(row, *of_slice) - rows_before(piece.start, *of_slice)
+
+
+def _place(piece: SpooledRange, row: int) -> tuple[int, int, Slice | None]:
+    """Return where in its segment a row is, up to which row others follow there, and its slice."""
+    stop, rows, count = piece.start + piece.rows, piece.batch_rows, len(piece.skips)
+    if not count:
+        return piece.skip + row - piece.start, stop, None
+    ends = [*accumulate(slice_rows(rows, index, count) for index in range(count))]
+    index = bisect_right(ends, row % rows)
+    return _skip(piece, index, row), min(stop, row - row % rows + ends[index]), (rows, index, count)
+
+
+def _apart(piece: SpooledRange) -> Iterator[SpooledRange]:
+    """Yield the rows of a piece as they lie in its segment."""
+    if not piece.skips:
+        yield piece
+    span, count = (piece.partition, piece.start, piece.start + piece.rows), len(piece.skips)
+    for index, skip in enumerate(piece.skips):
+        for _, (number, start, stop) in slice_spans([span], piece.batch_rows, index, count):
+            yield SpooledRange(piece.number, number, start, skip, stop - start)
+            skip += stop - start

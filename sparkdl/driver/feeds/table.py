@@ -269,7 +269,7 @@ class RowTable:
 
     def _take(self, assigned: Assigned, node: int, holder: int, rows: int) -> None:
         pieces = self._spools[holder].take(rows, from_end=node != holder)
-        assigned.setdefault(node, []).extend(windows(holder, pieces))
+        assigned.setdefault(node, []).extend(windows(_window(holder, p) for p in pieces))
         self.assigned[node] += rows
         self.rows_waiting -= rows
 
@@ -293,7 +293,7 @@ class RowTable:
                 if block.rows > left:
                     block, rest = _split(block, left)
                     deck.append((holder, rest))
-                assigned.setdefault(node, []).append(_window(holder, [block]))
+                assigned.setdefault(node, []).append(_window(holder, block))
                 self.rows_moved += block.rows if holder != node else 0
                 left -= block.rows
             self.assigned[node] += rows
@@ -304,22 +304,32 @@ class RowTable:
         return assigned
 
 
-def windows(holder: int, pieces: Iterable[SpooledRange]) -> Iterator[AssignedRange]:
-    """Yield ranges of pieces; consecutive pieces of a segment make one window."""
-    window: list[SpooledRange] = []
-    for piece in pieces:
-        last = window[-1] if window else piece
-        if window and (piece.number, piece.skip) != (last.number, last.skip + last.rows):
-            yield _window(holder, window)
+def windows(ranges: Iterable[AssignedRange]) -> Iterator[AssignedRange]:
+    """Yield the same rows; those that follow each other in a segment make one window."""
+    window: list[AssignedRange] = []
+    for each in ranges:
+        if window and not _follows(each, window[-1]):
+            yield _joined(window)
             window = []
-        window.append(piece)
-    yield _window(holder, window)
+        window.append(each)
+    if window:
+        yield _joined(window)
 
 
-def _window(holder: int, pieces: Sequence[SpooledRange]) -> AssignedRange:
-    spans = tuple((p.partition, p.start, p.start + p.rows) for p in pieces)
-    rows = sum(piece.rows for piece in pieces)
-    return AssignedRange(holder, pieces[0].number, pieces[0].skip, rows, spans)
+def _follows(each: AssignedRange, last: AssignedRange) -> bool:
+    is_same = (each.holder, each.number, each.of_slice) == (last.holder, last.number, last.of_slice)
+    return is_same and each.skip == last.skip + last.rows
+
+
+def _joined(window: Sequence[AssignedRange]) -> AssignedRange:
+    first = window[0]
+    rows, spans = sum(each.rows for each in window), tuple(s for each in window for s in each.spans)
+    return AssignedRange(first.holder, first.number, first.skip, rows, spans, first.of_slice)
+
+
+def _window(holder: int, piece: SpooledRange) -> AssignedRange:
+    span = piece.partition, piece.start, piece.start + piece.rows
+    return AssignedRange(holder, piece.number, piece.skip, piece.rows, (span,))
 
 
 def level(num_rows: int, totals: Sequence[int]) -> list[int]:
@@ -355,5 +365,7 @@ def _split(piece: SpooledRange, rows: int) -> tuple[SpooledRange, SpooledRange]:
 
 
 def part(piece: SpooledRange, start: int, stop: int) -> SpooledRange:
+    if piece.skips:  # whole, see `OrderedTable.add`
+        return piece
     skip = piece.skip + start - piece.start
     return SpooledRange(piece.number, piece.partition, start, skip, stop - start)

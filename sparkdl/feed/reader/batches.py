@@ -220,8 +220,8 @@ class EpochBatches:
             raise ConfigError(
                 f"tail={self.tail!r} adds a column {SAMPLE_WEIGHT!r}; rename the one of the feed"
             )
-        weights = np.zeros(rows + repeated, np.float32)
-        weights[:rows] = weight
+        weights = np.full(rows + repeated, weight, np.float32)
+        weights[rows:] = 0
         return {**columns, SAMPLE_WEIGHT: weights}
 
     def __iter__(self) -> Iterator[Columns]:

@@ -211,6 +211,7 @@ class AppendRequest:
         digest: of their partition's rows up to the last of these.
         in_order: they may wait for others to come, so they go to disk when the spool is full.
         start: the first of them in a file that holds others too.
+        slices: they are in the order of slices of batches, see `by_slice`.
     """
 
     epoch: int = 0
@@ -222,6 +223,7 @@ class AppendRequest:
     digest: Digest | None = None
     in_order: bool = False
     start: int = 0
+    slices: tuple[int, int] | None = None
 
 
 class SegmentBuffer(ABC):
@@ -310,6 +312,7 @@ class SegmentBuffer(ABC):
                             is_on_disk=is_on_disk,
                             start=0 if is_on_disk else request.start,
                             spans=request.spans,
+                            slices=request.slices,
                             run=request.run,
                             digest=request.digest,
                         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 from sparkdl.control.descriptors import nameless_file
 from sparkdl.control.rows import Digest
 from sparkdl.core.errors import ProtocolError
-from sparkdl.core.row_ranges import Span, spans_within
+from sparkdl.core.row_ranges import Span, by_slice, spans_within
 
 _NAME = "sparkdl-segment"
 
@@ -32,6 +33,7 @@ class StoredSegment:
         fd: its own descriptor of the file.
         start: the first row of the file that counts.
         spans: the partition and numbers of these rows, in order; empty for rows of inference.
+        slices: the rows are in the order of the slices of batches, see `by_slice`.
         run: the Spark job that brought them; empty for rows read from files.
         digest: of their partition's rows up to the last of the file, if the job sent it.
     """
@@ -47,6 +49,7 @@ class StoredSegment:
     is_on_disk: bool = False
     start: int = 0
     spans: tuple[Span, ...] = ()
+    slices: tuple[int, int] | None = None
     run: str = ""
     digest: Digest | None = None
 
@@ -58,8 +61,14 @@ class StoredSegment:
             rows=rows,
             nbytes=self.share(skip, rows),
             fd=fd,
-            spans=tuple(spans_within(self.spans, [(skip, skip + rows)])),
+            spans=tuple(spans_within(self._spans_in_order(), [(skip, skip + rows)])),
+            slices=None,
         )
+
+    def _spans_in_order(self) -> Iterable[Span]:
+        if self.slices is None:
+            return self.spans
+        return (span for part in by_slice(self.spans, *self.slices) for _, span in part)
 
     def share(self, skip: int, rows: int) -> int:
         """Return the bytes of a window; those of windows that make up the segment add up."""

@@ -16,13 +16,22 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import pyarrow as pa
 
 from sparkdl.control.messages import ReadShare, SpooledRange
 from sparkdl.control.rows import Share
 from sparkdl.core.errors import FeedClosedError, SparkdlError
-from sparkdl.core.row_ranges import Range, Span, by_slice, covers, remove_range, take_rows
+from sparkdl.core.row_ranges import (
+    Range,
+    Span,
+    by_slice,
+    covers,
+    remove_range,
+    slice_starts,
+    take_rows,
+)
 from sparkdl.feed.store.buffer import AppendRequest, Budget, Pool, SegmentBuffer
 from sparkdl.feed.store.segment import StoredSegment, read_segment
 from sparkdl.values.batches import join
@@ -165,13 +174,14 @@ class Spool(SegmentBuffer):
         number = segment.number
         self._segments[number] = _Spooled(segment, [(0, segment.rows)])
         ranges, skip = list[SpooledRange](), 0
+        batch_rows, count = segment.slices or (0, 0)
+        starts = slice_starts(segment.spans, batch_rows, count)
         # After a restart the rows of one segment may lie apart in their partition: a range each.
-        for partition, start, stop in segment.spans:
+        for (partition, start, stop), skips in zip(segment.spans, starts, strict=True):
             rows = stop - start
             nbytes = segment.share(skip, rows)
-            ranges.append(
-                SpooledRange(number, partition, start, skip, rows, nbytes, segment.digest)
-            )
+            of = number, partition, start, skip, rows, nbytes, segment.digest, batch_rows, skips
+            ranges.append(SpooledRange(*of))
             skip += rows
         return ranges
 
@@ -213,16 +223,19 @@ class ShareLoader(threading.Thread):
     def run(self) -> None:
         order = self._order
         request = AppendRequest(
-            order.epoch, keep=order.keep, run=order.run, in_order=order.in_order
+            order.epoch,
+            keep=order.keep,
+            run=order.run,
+            in_order=order.in_order,
+            slices=order.slices,
         )
         try:
             # Ends the decoding threads when the rows are not wanted any more.
             with closing(read_within(order.share, self._memory_nbytes)) as batches:
                 for batch, spans in batches:
                     if order.slices is not None:
-                        parts = by_slice(spans, *order.slices)
+                        parts = chain(*by_slice(spans, *order.slices))
                         batch = join([batch.slice(at, to - first) for at, (_, first, to) in parts])
-                        spans = tuple(span for _, span in parts)
                     if not self._spool.append(batch, replace(request, spans=spans)):
                         return
         except SparkdlError as error:

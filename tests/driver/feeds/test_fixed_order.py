@@ -7,14 +7,40 @@ from itertools import chain
 from random import Random
 
 from hypothesis import given, strategies as st
+from msgspec import structs
 
 from sparkdl.control.messages import SpooledRange
-from sparkdl.core.row_ranges import merge_ranges, slice_rows
+from sparkdl.core.row_ranges import by_slice, merge_ranges, slice_rows, slice_starts
 from sparkdl.driver.feeds.fixed_order import OrderedTable
 from tests.driver.feeds.test_table import ROOM_NBYTES, SHORT, piece, rows_of
 
 Rows = list[tuple[int, int]]
 SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=6)
+
+
+def spooled(
+    random: Random, sizes: list[int], nodes: int, batch: int, together: bool
+) -> tuple[list[SpooledRange], list[Rows]]:
+    """Return the ranges of segments, and the rows of each as they lie there.
+
+    Args:
+        together: by the slices of batches.
+    """
+    pieces, segments = list[SpooledRange](), list[Rows]()
+    for part, rows in enumerate(sizes):
+        start = 0
+        while start < rows:
+            some = min(rows - start, 1 + random.randrange(3 * batch if together else 20))
+            pieces.append(piece(len(segments), start, some, part))
+            spans = [(part, start, start + some)]
+            if together:
+                (skips,) = slice_starts(spans, batch, nodes)
+                pieces[-1] = structs.replace(pieces[-1], batch_rows=batch, skips=skips)
+                spans = [span for _, span in chain(*by_slice(spans, batch, nodes))]
+            segments.append([(part, row) for _, *ends in spans for row in range(*ends)])
+            start += some
+        pieces.append(SpooledRange(-1, part, rows, 0, 0))
+    return pieces, segments
 
 
 def sequence(
@@ -24,30 +50,30 @@ def sequence(
     batch: int,
     done: Sequence[tuple[int, int]] = (),
     key: str = "",
+    together: bool = False,
 ) -> Rows:
     """Return the rows of an epoch in the order of the global batches, dealt as they come."""
     covered = {
         part: tuple(merge_ranges((i, i + 1) for p, i in done if p == part)) for part, _ in done
     }
     table = OrderedTable(range(nodes), batch, {}, covered, Random(key) if key else None)
-    pieces = list[SpooledRange]()
+    pieces, segments = spooled(random, sizes, nodes, batch, together)
     got = {node: list[tuple[int, int]]() for node in range(nodes)}
-    for part, rows in enumerate(sizes):
-        start = 0
-        while start < rows:
-            some = min(rows - start, 1 + random.randrange(20))
-            pieces.append(piece(len(pieces), start, some, part))
-            start += some
-        pieces.append(SpooledRange(-1, part, rows, 0, 0))
     random.shuffle(pieces)
 
     def deal() -> None:
         assigned = table.assign(dict.fromkeys(range(nodes), SHORT), 0.0)
         for node, ranges in assigned.items():
             got[node] += rows_of(ranges)
+            there = [segments[r.number][r.skip : r.skip + r.rows] for r in ranges]
+            assert [*chain(*there)] == rows_of(ranges)
 
     for each in pieces:
         table.add(random.randrange(nodes), [each], ROOM_NBYTES, 0.0)
+        # What comes again is refused, where it lies.
+        for unwanted in table.add(0, [each], ROOM_NBYTES, 0.0) if each.rows else ():
+            there = segments[unwanted.number][unwanted.skip : unwanted.skip + unwanted.rows]
+            assert there == [(unwanted.partition, unwanted.start + i) for i in range(unwanted.rows)]
         if random.random() < 0.5:
             deal()
     while not table.is_complete(dict(enumerate(sizes))):
@@ -69,13 +95,14 @@ def sequence(
     st.integers(1, 5),
     st.integers(5, 40),
     st.sampled_from(["", "1/0"]),
+    st.booleans(),
 )
 def test_order_depends_on_the_data_alone(
-    seed: int, sizes: list[int], nodes: int, batch: int, key: str
+    seed: int, sizes: list[int], nodes: int, batch: int, key: str, together: bool
 ) -> None:
     every = [(part, row) for part, rows in enumerate(sizes) for row in range(rows)]
     alone = sequence(Random(0), sizes, 1, batch, key=key)
-    assert sequence(Random(seed), sizes, nodes, batch, key=key) == alone
+    assert sequence(Random(seed), sizes, nodes, batch, key=key, together=together) == alone
     assert sorted(alone) == every
     if not key:
         assert alone == every
@@ -83,7 +110,7 @@ def test_order_depends_on_the_data_alone(
         assert alone != every
         assert sequence(Random(0), sizes, 1, batch, key="1/1") != alone, "another epoch"
     done = alone[: batch * (seed % (1 + len(alone) // batch))]
-    assert sequence(Random(seed), sizes, nodes, batch, done, key) == alone[len(done) :]
+    assert sequence(Random(seed), sizes, nodes, batch, done, key, together) == alone[len(done) :]
 
 
 def test_first_batches_are_dealt_before_other_partitions_have_come() -> None:
