@@ -130,7 +130,8 @@ class SpooledRange(msgspec.Struct, frozen=True, array_like=True):
         nbytes: in memory, or on disk.
         digest: of the partition's rows up to the segment's last.
         batch_rows: of global batches whose slices lie together in the segment, if they do.
-        skips: instead of `skip`, for each slice: rows of the segment before its first one.
+        skips: instead of `skip`, for each slice: where its rows would begin in the segment if it
+            also had those before `start`, see `row_ranges.slice_starts`.
 
     One of segment -1, without rows, says that the partition ends at `start`.
     """

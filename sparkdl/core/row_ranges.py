@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 
 Range = tuple[int, int]
 """Rows [start, stop)."""
@@ -141,14 +140,18 @@ def by_slice(spans: Sequence[Span], rows: int, count: int) -> list[list[tuple[in
 
 
 def slice_starts(spans: Sequence[Span], rows: int, count: int) -> list[tuple[int, ...]]:
-    """Return for each span where its rows of each slice begin, once all are put `by_slice`."""
-    sizes = [
-        rows_before(stop, rows, index, count) - rows_before(start, rows, index, count)
-        for index in range(count)
-        for _, start, stop in spans
-    ]
-    starts = [*accumulate(sizes, initial=0)][:-1]
-    return [tuple(starts[at :: len(spans)]) for at in range(len(spans))]
+    """Return for each span, once all are put `by_slice`, where its rows are, by slice.
+
+    A row of the slice is so many rows behind this place as `rows_before` says.
+    """
+    places: list[list[int]] = [[] for _ in spans]
+    at = 0
+    for index in range(count):
+        for place, (_, start, stop) in zip(places, spans, strict=True):
+            before = rows_before(start, rows, index, count)
+            place.append(at - before)
+            at += rows_before(stop, rows, index, count) - before
+    return [tuple(place) for place in places]
 
 
 def rows_before(row: int, rows: int, index: int, count: int) -> int:

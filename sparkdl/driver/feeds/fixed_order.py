@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import itemgetter
 from random import Random
+from typing import Any
 
 from sparkdl.control.messages import AssignedRange, SpooledRange
 from sparkdl.control.rows import PartRows
@@ -27,7 +28,6 @@ from sparkdl.core.row_ranges import (
     Span,
     add_range,
     merge_ranges,
-    overlap,
     rows_before,
     slice_rows,
     slice_spans,
@@ -96,22 +96,9 @@ class OrderedTable(RowTable):
         pieces = self._pieces.setdefault(piece.partition, [])
         insort(pieces, (piece.start, holder, piece), key=itemgetter(0))
 
-    def add(
-        self,
-        holder: int,
-        ranges: Iterable[SpooledRange],
-        room_nbytes: int,
-        now_s: float,
-        is_full: bool = False,
-    ) -> list[SpooledRange]:
+    def add(self, *args: Any, is_full: bool = False) -> list[SpooledRange]:
         self.is_stuck |= is_full and self._is_shuffled and not self._are_all_here
-        # Part of a piece whose slices lie together has no range of its own.
-        apart = (each for piece in ranges for each in self._new_or_apart(piece))
-        return super().add(holder, apart, room_nbytes, now_s)
-
-    def _new_or_apart(self, piece: SpooledRange) -> Iterable[SpooledRange]:
-        known = self._known.get(piece.partition, ())
-        return _apart(piece) if overlap(piece.start, piece.start + piece.rows, known) else [piece]
+        return [each for unwanted in super().add(*args) for each in _apart(unwanted)]
 
     def is_complete(self, num_rows: Mapping[int, int]) -> bool:
         """Return whether all rows have come, and are assigned."""
@@ -153,10 +140,9 @@ class OrderedTable(RowTable):
         left: dict[int, list[SpooledRange]] = {}
         for number, pieces in self._pieces.items():
             dealt = self._dealt.setdefault(number, [])
-            for _, holder, piece in pieces:
-                for each in _apart(piece):
-                    for rows in add_range(dealt, each.start, each.start + each.rows):
-                        left.setdefault(holder, []).append(part(each, *rows))
+            for start, holder, piece in pieces:
+                for rows in add_range(dealt, start, start + piece.rows):
+                    left.setdefault(holder, []).extend(_apart(part(piece, *rows)))
         self._pieces.clear()
         self.rows_waiting = 0
         return left
@@ -255,9 +241,7 @@ class OrderedTable(RowTable):
 
 
 def _skip(piece: SpooledRange, index: int, row: int) -> int:
-    """Return the rows of the segment before the first one of a slice from `row` on."""
-    of_slice = piece.batch_rows, index, len(piece.skips)
-    return piece.skips[index] + rows_before(row, *of_slice) - rows_before(piece.start, *of_slice)
+    return piece.skips[index] + rows_before(row, piece.batch_rows, index, len(piece.skips))
 
 
 def _place(piece: SpooledRange, row: int) -> tuple[int, int, Slice | None]:
@@ -275,7 +259,7 @@ def _apart(piece: SpooledRange) -> Iterator[SpooledRange]:
     if not piece.skips:
         yield piece
     span, count = (piece.partition, piece.start, piece.start + piece.rows), len(piece.skips)
-    for index, skip in enumerate(piece.skips):
-        for _, (number, start, stop) in slice_spans([span], piece.batch_rows, index, count):
-            yield SpooledRange(piece.number, number, start, skip, stop - start)
-            skip += stop - start
+    for index in range(count):
+        for _, (_, start, stop) in slice_spans([span], piece.batch_rows, index, count):
+            skip = _skip(piece, index, start)
+            yield SpooledRange(piece.number, piece.partition, start, skip, stop - start)

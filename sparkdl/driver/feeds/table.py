@@ -23,6 +23,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 
+from msgspec import structs
+
 from sparkdl.control.messages import AssignedRange, SpooledRange
 from sparkdl.control.rows import PartRows
 from sparkdl.core.row_ranges import Range, add_range, merge_ranges
@@ -308,23 +310,19 @@ def windows(ranges: Iterable[AssignedRange]) -> Iterator[AssignedRange]:
     """Yield the same rows; those that follow each other in a segment make one window."""
     window: list[AssignedRange] = []
     for each in ranges:
-        if window and not _follows(each, window[-1]):
+        last = window[-1] if window else each
+        same = each.holder == last.holder and each.of_slice == last.of_slice
+        follows = (each.number, each.skip) == (last.number, last.skip + last.rows)
+        if window and not (same and follows):
             yield _joined(window)
             window = []
         window.append(each)
-    if window:
-        yield _joined(window)
-
-
-def _follows(each: AssignedRange, last: AssignedRange) -> bool:
-    is_same = (each.holder, each.number, each.of_slice) == (last.holder, last.number, last.of_slice)
-    return is_same and each.skip == last.skip + last.rows
+    yield _joined(window)
 
 
 def _joined(window: Sequence[AssignedRange]) -> AssignedRange:
-    first = window[0]
     rows, spans = sum(each.rows for each in window), tuple(s for each in window for s in each.spans)
-    return AssignedRange(first.holder, first.number, first.skip, rows, spans, first.of_slice)
+    return structs.replace(window[0], rows=rows, spans=spans)
 
 
 def _window(holder: int, piece: SpooledRange) -> AssignedRange:
@@ -365,7 +363,6 @@ def _split(piece: SpooledRange, rows: int) -> tuple[SpooledRange, SpooledRange]:
 
 
 def part(piece: SpooledRange, start: int, stop: int) -> SpooledRange:
-    if piece.skips:  # whole, see `OrderedTable.add`
-        return piece
     skip = piece.skip + start - piece.start
-    return SpooledRange(piece.number, piece.partition, start, skip, stop - start)
+    of = piece.number, piece.partition, start, skip, stop - start
+    return SpooledRange(*of, batch_rows=piece.batch_rows, skips=piece.skips)
