@@ -26,12 +26,14 @@ Each message is one JSON text frame of one of these types.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from sparkdl.control.rows import Digest, EpochRows, FeedCount, Share
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
-from sparkdl.core.row_ranges import Slice, Span
+from sparkdl.core.row_ranges import Slice, Span, slice_spans
 from sparkdl.core.world import Resume, World
 
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
@@ -361,6 +363,13 @@ class AssignedRange(msgspec.Struct, frozen=True, array_like=True):
     rows: int
     spans: tuple[Span, ...]
     of_slice: Slice | None = None
+
+    @property
+    def parts(self) -> Iterable[Span]:
+        """The rows themselves."""
+        if self.of_slice is None:
+            return self.spans
+        return (span for _, span in slice_spans(self.spans, *self.of_slice))
 
 
 class Assign(Message, frozen=True):

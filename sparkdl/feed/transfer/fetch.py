@@ -21,7 +21,6 @@ from sparkdl.control.messages import Assign, AssignedRange
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError, ProtocolError, ReadError
 from sparkdl.core.failure import FailureKind
-from sparkdl.core.row_ranges import Span, slice_spans
 from sparkdl.feed.store.buffer import AppendRequest
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import read_segment
@@ -355,14 +354,8 @@ def _window(of: AssignedRange) -> tuple[int, int, int]:
 
 def _request(here: list[Fetch]) -> AppendRequest:
     order = here[0][1]
-    spans = tuple(span for each, _ in here for span in _spans(each))
+    spans = tuple(span for each, _ in here for span in each.parts)
     return AppendRequest(order.epoch, keep=order.keep, spans=spans, run=order.run)
-
-
-def _spans(of: AssignedRange) -> Iterable[Span]:
-    if of.of_slice is None:
-        return of.spans
-    return (span for _, span in slice_spans(of.spans, *of.of_slice))
 
 
 def _borrow(

@@ -21,11 +21,7 @@ SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=6)
 def spooled(
     random: Random, sizes: list[int], nodes: int, batch: int, together: bool
 ) -> tuple[list[SpooledRange], list[Rows]]:
-    """Return the ranges of segments, and the rows of each as they lie there.
-
-    Args:
-        together: by the slices of batches.
-    """
+    """Return the ranges of segments, and the rows of each: `together` by the slices of batches."""
     pieces, segments = list[SpooledRange](), list[Rows]()
     for part, rows in enumerate(sizes):
         start = 0

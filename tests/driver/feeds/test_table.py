@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from sparkdl.control.messages import AssignedRange, SpooledRange
-from sparkdl.core.row_ranges import slice_spans
 from sparkdl.driver.feeds.table import FIRST_GRACE_S, GRACE_S, WINDOW_NBYTES, RowTable, level
 
 TOTALS = st.lists(st.integers(0, 60), min_size=1, max_size=8)
@@ -41,12 +40,7 @@ def piece(number: int, start: int, rows: int, partition: int = 0) -> SpooledRang
 
 
 def rows_of(assigned: Sequence[AssignedRange]) -> list[tuple[int, int]]:
-    found = list[tuple[int, int]]()
-    for each in assigned:
-        spans = each.spans
-        if each.of_slice is not None:
-            spans = tuple(span for _, span in slice_spans(spans, *each.of_slice))
-        found += [(p, i) for p, *ends in spans for i in range(*ends)]
+    found = [(p, i) for each in assigned for p, *ends in each.parts for i in range(*ends)]
     assert len(found) == sum(each.rows for each in assigned)
     return found
 
