@@ -134,9 +134,10 @@ def slice_spans(
         offset += stop - start
 
 
-def by_slice(spans: Sequence[Span], rows: int, count: int) -> list[list[tuple[int, Span]]]:
-    """Return the parts of `spans` by the slice of batches in which they are, see `slice_spans`."""
-    return [[*slice_spans(spans, rows, index, count)] for index in range(count)]
+def by_slice(spans: Sequence[Span], rows: int, count: int) -> Iterator[tuple[int, Span]]:
+    """Yield the `slice_spans` of all slices, the first slice's first."""
+    for index in range(count):
+        yield from slice_spans(spans, rows, index, count)
 
 
 def slice_starts(spans: Sequence[Span], rows: int, count: int) -> list[tuple[int, ...]]:

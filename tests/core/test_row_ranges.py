@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 
 from hypothesis import given, strategies as st
 
@@ -62,7 +62,7 @@ def test_rows_are_put_in_the_order_of_the_slices_of_their_batches(
         return bisect_right(ends, row % batch_rows)
 
     rows = rows_of(spans)
-    found = [*chain(*by_slice(spans, batch_rows, count))]
+    found = [*by_slice(spans, batch_rows, count)]
     wanted = sorted(range(len(rows)), key=lambda at: slice_of(rows[at][1]))
     assert [at + i for at, (_, start, stop) in found for i in range(stop - start)] == wanted
     assert rows_of([span for _, span in found]) == [rows[at] for at in wanted]

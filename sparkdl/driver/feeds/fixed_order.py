@@ -27,10 +27,10 @@ from sparkdl.core.row_ranges import (
     Slice,
     Span,
     add_range,
+    by_slice,
     merge_ranges,
     rows_before,
     slice_rows,
-    slice_spans,
     uncovered,
 )
 from sparkdl.driver.feeds.table import Assigned, RowTable, part, windows
@@ -258,8 +258,7 @@ def _apart(piece: SpooledRange) -> Iterator[SpooledRange]:
     """Yield the rows of a piece as they lie in its segment."""
     if not piece.skips:
         yield piece
-    span, count = (piece.partition, piece.start, piece.start + piece.rows), len(piece.skips)
-    for index in range(count):
-        for _, (_, start, stop) in slice_spans([span], piece.batch_rows, index, count):
-            skip = _skip(piece, index, start)
-            yield SpooledRange(piece.number, piece.partition, start, skip, stop - start)
+    span = piece.partition, piece.start, piece.start + piece.rows
+    for _, (number, start, stop) in by_slice([span], piece.batch_rows, len(piece.skips)):
+        skip, _, _ = _place(piece, start)
+        yield SpooledRange(piece.number, number, start, skip, stop - start)

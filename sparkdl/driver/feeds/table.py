@@ -310,17 +310,21 @@ def windows(ranges: Iterable[AssignedRange]) -> Iterator[AssignedRange]:
     """Yield the same rows; those that follow each other in a segment make one window."""
     window: list[AssignedRange] = []
     for each in ranges:
-        last = window[-1] if window else each
-        same = each.holder == last.holder and each.of_slice == last.of_slice
-        follows = (each.number, each.skip) == (last.number, last.skip + last.rows)
-        if window and not (same and follows):
+        if window and not _follows(each, window[-1]):
             yield _joined(window)
             window = []
         window.append(each)
     yield _joined(window)
 
 
+def _follows(each: AssignedRange, last: AssignedRange) -> bool:
+    is_next = each.skip == last.skip + last.rows and each.number == last.number
+    return is_next and (each.holder, each.of_slice) == (last.holder, last.of_slice)
+
+
 def _joined(window: Sequence[AssignedRange]) -> AssignedRange:
+    if len(window) == 1:
+        return window[0]
     rows, spans = sum(each.rows for each in window), tuple(s for each in window for s in each.spans)
     return structs.replace(window[0], rows=rows, spans=spans)
 

@@ -68,7 +68,7 @@ class StoredSegment:
     def _spans_in_order(self) -> Iterable[Span]:
         if self.slices is None:
             return self.spans
-        return (span for part in by_slice(self.spans, *self.slices) for _, span in part)
+        return (span for _, span in by_slice(self.spans, *self.slices))
 
     def share(self, skip: int, rows: int) -> int:
         """Return the bytes of a window; those of windows that make up the segment add up."""

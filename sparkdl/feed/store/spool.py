@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 import pyarrow as pa
 
@@ -234,7 +233,7 @@ class ShareLoader(threading.Thread):
             with closing(read_within(order.share, self._memory_nbytes)) as batches:
                 for batch, spans in batches:
                     if order.slices is not None:
-                        parts = chain(*by_slice(spans, *order.slices))
+                        parts = by_slice(spans, *order.slices)
                         batch = join([batch.slice(at, to - first) for at, (_, first, to) in parts])
                     if not self._spool.append(batch, replace(request, spans=spans)):
                         return

@@ -32,7 +32,7 @@ def spooled(
             if together:
                 (skips,) = slice_starts(spans, batch, nodes)
                 pieces[-1] = structs.replace(pieces[-1], batch_rows=batch, skips=skips)
-                spans = [span for _, span in chain(*by_slice(spans, batch, nodes))]
+                spans = [span for _, span in by_slice(spans, batch, nodes)]
             segments.append([(part, row) for _, *ends in spans for row in range(*ends)])
             start += some
         pieces.append(SpooledRange(-1, part, rows, 0, 0))
