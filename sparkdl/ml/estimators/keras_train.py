@@ -145,11 +145,12 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else None
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = task.model_spec.model()
-    # Before the training, so that a model that cannot be returned fails before any epoch.
     file = left_folder() / f"{task.name}.keras"
-    save_to(file, model)
-    if file.exists():  # on the chief
-        loaded(file, task.model_spec.objects)
+    if not isinstance(task.model_spec.made, ModelSource):
+        # Before the training, so that a model that cannot be returned fails before any epoch.
+        save_to(file, model)
+        if file.exists():  # on the chief
+            loaded(file, task.model_spec.objects)
     callbacks = task.made_callbacks()
     last = ctx.last_checkpoint if task.saves else None
     state = FitState(callbacks, last.folder if last else None)
@@ -178,7 +179,6 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     task.model_spec.save(model, file)  # on all nodes
     if not ctx.is_chief:
         return {"history": state.history}
-    model = loaded(file, task.model_spec.objects)
     signature = with_softmax(keras_predictor(model).signature, model)
     return {"history": state.history, **returned_model(file, signature, task, ctx)}
 

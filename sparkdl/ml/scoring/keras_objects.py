@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,11 +88,13 @@ def loaded(source: bytes | Path | str, objects: Objects, compiles: bool = False)
             "pip install keras tensorflow (or tensorflow-cpu)"
         ) from error
     with scratch_folder() as folder:
-        path = source
+        path = folder / "model.keras" if isinstance(source, bytes) else Path(source)
         if isinstance(source, bytes):
-            path = folder / "model.keras"
             path.write_bytes(source)
         try:
+            if zipfile.is_zipfile(path):  # Keras would read it into memory
+                with zipfile.ZipFile(path) as archive:
+                    archive.extractall(path := folder / "model")
             with scope(objects):
                 return keras.saving.load_model(path, compile=compiles)
         except (TypeError, ValueError, KeyError, AttributeError, NameError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,19 @@ def test_outputs_of_a_dict_keep_their_names_where_the_model_is_made_again(tmp_pa
     assert {name: values.shape for name, values in found.items()} == {"z": (1, 1), "a": (1, 2)}
     shapes = {tensor.name: tensor.shape for tensor in predictor.signature.outputs}
     assert shapes == {"z": (None, 1), "a": (None, 2)}
+
+
+def test_model_is_not_loaded_from_a_copy_of_its_file_in_memory(tmp_path: Path) -> None:
+    import keras
+
+    model = keras.Sequential([keras.Input((1,), dtype="int32"), keras.layers.Embedding(1 << 19, 8)])
+    model.save(path := tmp_path / "model.keras")
+    tracemalloc.start()
+    try:
+        loaded(path, {})
+        assert tracemalloc.get_traced_memory()[1] < 2.5 * path.stat().st_size
+    finally:
+        tracemalloc.stop()
 
 
 def test_layer_that_keras_cannot_make_again_is_refused_with_the_cure(tmp_path: Path) -> None:
