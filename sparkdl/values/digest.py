@@ -13,6 +13,7 @@ import pyarrow.types as is_
 
 Place = tuple[int, ...]
 """A column, the part of it, the part of that: an array within a batch."""
+_TEXTS = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 
 
 class RowDigest:
@@ -42,52 +43,30 @@ class RowDigest:
     def _add(self, array: Any, place: Place) -> None:
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
-        if not (rows := len(array)):
+        if array.null_count:
+            self._sum(np.flatnonzero(array.is_null()) + self._rows_at[place], (*place, 0))
+        self._rows_at[place] += len(array)
+        if not (rows := len(array := array.drop_null())):  # a null's value is whatever was there
             return
-        nulls = np.empty(0, np.int64)
-        if array.null_count and (valid := array.buffers()[0]) is not None:
-            nulls = np.flatnonzero(_bits(valid, array.offset, rows) == 0)
-            self._sum(nulls + self._rows_at[place], (*place, 0))
-        self._rows_at[place] += rows
-        if is_.is_nested(array.type):
-            self._add_parts(array, place)
-        elif not is_.is_null(array.type):
-            self._sum(self._values(array, place, nulls), (*place, 1))
-
-    def _add_parts(self, array: Any, place: Place) -> None:
         kind = array.type
         if is_.is_struct(kind):
-            for index in range(kind.num_fields):
-                self._add(array.field(index), (*place, 1, index))
+            for index, field in enumerate(array.flatten()):
+                self._add(field, (*place, 1, index))
         elif is_.is_fixed_size_list(kind):
-            size = kind.list_size
-            self._add(array.values.slice(array.offset * size, len(array) * size), (*place, 1))
+            self._add(array.flatten(), (*place, 1))
         elif is_.is_list(kind) or is_.is_large_list(kind) or is_.is_map(kind):
-            first, last = self._lengths(array, place, is_large=is_.is_large_list(kind))
+            first, last = self._lengths(array, place, is_.is_large_list(kind))
             self._add(array.values.slice(first, last - first), (*place, 1))
-        else:
-            self._sum(_as_text(array), (*place, 1))
-
-    def _values(self, array: Any, place: Place, nulls: Any) -> Any:
-        """Return the bytes of values; those of nulls, which are whatever was there, are zero."""
-        kind, rows = array.type, len(array)
-        is_large = bool(is_.is_large_string(kind) or is_.is_large_binary(kind))
-        if is_large or is_.is_string(kind) or is_.is_binary(kind):
-            first, last = self._lengths(array, place, is_large)
-            data = array.buffers()[2]
-            return b"" if data is None else data[first:last]
-        if is_.is_boolean(kind):
-            values = _bits(array.buffers()[1], array.offset, rows)
+        elif kind in _TEXTS:
+            first, last = self._lengths(array, place, kind in _TEXTS[2:])
+            self._sum(array.buffers()[2][first:last], (*place, 1))
         elif is_.is_primitive(kind) or is_.is_decimal(kind) or is_.is_fixed_size_binary(kind):
-            width = kind.bit_width // 8
-            bytes_ = np.frombuffer(array.buffers()[1], np.uint8, rows * width, array.offset * width)
-            values = bytes_.reshape(rows, width)
+            array = array.cast(pa.uint8()) if is_.is_boolean(kind) else array
+            width = array.type.bit_width // 8
+            start = array.offset * width
+            self._sum(array.buffers()[1][start : start + rows * width], (*place, 1))
         else:
-            return _as_text(array)
-        if len(nulls):
-            values = values.copy()
-            values[nulls] = 0
-        return values
+            self._sum("".join(map(repr, array.to_pylist())).encode(), (*place, 1))
 
     def _lengths(self, array: Any, place: Place, is_large: bool) -> tuple[int, int]:
         """Add the lengths of lists or texts, and return where their values begin and end."""
@@ -99,14 +78,3 @@ class RowDigest:
 
     def _sum(self, values: Any, place: Place) -> None:
         self._sums[place] = crc32(values, self._sums.get(place, 0))
-
-
-def _bits(buffer: pa.Buffer, start: int, rows: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    first = start // 8
-    many = -(-(start + rows) // 8) - first
-    bits = np.unpackbits(np.frombuffer(buffer, np.uint8, many, first), bitorder="little")
-    return bits[start - 8 * first :][:rows]
-
-
-def _as_text(array: Any) -> bytes:
-    return "".join(map(repr, array.to_pylist())).encode()
