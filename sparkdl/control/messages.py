@@ -26,14 +26,12 @@ Each message is one JSON text frame of one of these types.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
 from sparkdl.control.rows import Digest, EpochRows, FeedCount, Share
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
-from sparkdl.core.row_ranges import Slice, Span, slice_spans
+from sparkdl.core.row_ranges import Slice, Sliced, Span, Spans
 from sparkdl.core.world import Resume, World
 
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
@@ -133,7 +131,7 @@ class SpooledRange(msgspec.Struct, frozen=True, array_like=True):
         digest: of the partition's rows up to the segment's last.
         batch_rows: of global batches whose slices lie together in the segment, if they do.
         skips: instead of `skip`, for each slice: where its rows would begin in the segment if it
-            also had those before `start`, see `row_ranges.slice_starts`.
+            also had those before `start`, see `row_ranges.Sliced`.
 
     One of segment -1, without rows, says that the partition ends at `start`.
     """
@@ -354,7 +352,7 @@ class AssignedRange(msgspec.Struct, frozen=True, array_like=True):
         number: of the segment, there.
         skip: rows of the segment before the first assigned one.
         spans: the partition and numbers of these rows, in order.
-        of_slice: of the spans only the rows in this slice, see `row_ranges.slice_spans`.
+        of_slice: of the spans only the rows in this slice, see `row_ranges.Sliced`.
     """
 
     holder: int
@@ -365,11 +363,12 @@ class AssignedRange(msgspec.Struct, frozen=True, array_like=True):
     of_slice: Slice | None = None
 
     @property
-    def parts(self) -> Iterable[Span]:
+    def parts(self) -> Spans:
         """The rows themselves."""
         if self.of_slice is None:
             return self.spans
-        return (span for _, span in slice_spans(self.spans, *self.of_slice))
+        rows, index, count = self.of_slice
+        return Sliced(self.spans, rows, count, index)
 
 
 class Assign(Message, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 Range = tuple[int, int]
 """Rows [start, stop)."""
@@ -15,6 +16,55 @@ Span = tuple[int, int, int]
 """Rows of one partition: its number, and the half-open range of the rows."""
 Slice = tuple[int, int, int]
 """Of each batch of rows: how many rows it has, the number of the slice, and how many there are."""
+
+
+@dataclass(frozen=True)
+class Sliced:
+    """The rows of spans in one of `count` slices of each batch of `rows` rows, made when iterated.
+
+    In each partition batches begin at multiples of `rows`.
+
+    Attributes:
+        index: of the slice; by default the rows are those of all slices, the first slice's first.
+    """
+
+    spans: tuple[Span, ...]
+    rows: int
+    count: int
+    index: int | None = None
+
+    def __iter__(self) -> Iterator[Span]:
+        return (span for _, span in self.placed())
+
+    def placed(self) -> Iterator[tuple[int, Span]]:
+        """Yield them, each with its offset in the spans, laid end to end."""
+        for index in range(self.count) if self.index is None else [self.index]:
+            begin = _slice_start(self.rows, index, self.count)
+            size, offset = slice_rows(self.rows, index, self.count), 0
+            for partition, start, stop in self.spans:
+                for first in range(start - start % self.rows + begin, stop, self.rows):
+                    low, high = max(start, first), min(stop, first + size)
+                    if low < high:
+                        yield offset + low - start, (partition, low, high)
+                offset += stop - start
+
+    @property
+    def starts(self) -> list[tuple[int, ...]]:
+        """Return for each of the spans where its rows are among those of all slices, by slice.
+
+        A row of the slice is so many rows behind this place as `rows_before` says.
+        """
+        places: list[list[int]] = [[] for _ in self.spans]
+        at = 0
+        for index in range(self.count):
+            for place, (_, start, stop) in zip(places, self.spans, strict=True):
+                before = rows_before(start, self.rows, index, self.count)
+                place.append(at - before)
+                at += rows_before(stop, self.rows, index, self.count) - before
+        return [tuple(place) for place in places]
+
+
+Spans = tuple[Span, ...] | Sliced
 
 
 def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
@@ -116,47 +166,8 @@ def spans_within(spans: Iterable[Span], ranges: Sequence[Range]) -> list[Span]:
     return found
 
 
-def slice_spans(
-    spans: Iterable[Span], rows: int, index: int, count: int
-) -> Iterator[tuple[int, Span]]:
-    """Yield the parts of `spans` in one of `count` slices of each batch of `rows` rows.
-
-    With each comes its offset in the spans, laid end to end. In each partition batches begin at
-    multiples of `rows`.
-    """
-    begin, size = _slice_start(rows, index, count), slice_rows(rows, index, count)
-    offset = 0
-    for partition, start, stop in spans:
-        for first in range(start - start % rows + begin, stop, rows):
-            low, high = max(start, first), min(stop, first + size)
-            if low < high:
-                yield offset + low - start, (partition, low, high)
-        offset += stop - start
-
-
-def by_slice(spans: Sequence[Span], rows: int, count: int) -> Iterator[tuple[int, Span]]:
-    """Yield the `slice_spans` of all slices, the first slice's first."""
-    for index in range(count):
-        yield from slice_spans(spans, rows, index, count)
-
-
-def slice_starts(spans: Sequence[Span], rows: int, count: int) -> list[tuple[int, ...]]:
-    """Return for each span, once all are put `by_slice`, where its rows are, by slice.
-
-    A row of the slice is so many rows behind this place as `rows_before` says.
-    """
-    places: list[list[int]] = [[] for _ in spans]
-    at = 0
-    for index in range(count):
-        for place, (_, start, stop) in zip(places, spans, strict=True):
-            before = rows_before(start, rows, index, count)
-            place.append(at - before)
-            at += rows_before(stop, rows, index, count) - before
-    return [tuple(place) for place in places]
-
-
 def rows_before(row: int, rows: int, index: int, count: int) -> int:
-    """Return how many rows of a slice, as in `slice_spans`, its partition has before `row`."""
+    """Return how many rows of a slice, as in `Sliced`, its partition has before `row`."""
     size = slice_rows(rows, index, count)
     return row // rows * size + min(max(row % rows - _slice_start(rows, index, count), 0), size)
 

@@ -8,12 +8,11 @@ from itertools import accumulate, pairwise
 from hypothesis import given, strategies as st
 
 from sparkdl.core.row_ranges import (
+    Sliced,
     Span,
-    by_slice,
     merge_ranges,
     rows_before,
     slice_rows,
-    slice_starts,
     spans_within,
     uncovered,
 )
@@ -62,12 +61,13 @@ def test_rows_are_put_in_the_order_of_the_slices_of_their_batches(
         return bisect_right(ends, row % batch_rows)
 
     rows = rows_of(spans)
-    found = [*by_slice(spans, batch_rows, count)]
+    sliced = Sliced(tuple(spans), batch_rows, count)
+    found = [*sliced.placed()]
     wanted = sorted(range(len(rows)), key=lambda at: slice_of(rows[at][1]))
     assert [at + i for at, (_, start, stop) in found for i in range(stop - start)] == wanted
     assert rows_of([span for _, span in found]) == [rows[at] for at in wanted]
     assert all(slice_of(start) == slice_of(stop - 1) for _, (_, start, stop) in found)
-    places = slice_starts(spans, batch_rows, count)
+    places = sliced.starts
     owners = [i for i, (_, start, stop) in enumerate(spans) for _ in range(start, stop)]
     for at, (_, row) in enumerate(rows):
         index, of_slices = slice_of(row), places[owners[at]]

@@ -25,9 +25,9 @@ from sparkdl.control.rows import PartRows
 from sparkdl.core.row_ranges import (
     Range,
     Slice,
+    Sliced,
     Span,
     add_range,
-    by_slice,
     merge_ranges,
     rows_before,
     slice_rows,
@@ -259,6 +259,6 @@ def _apart(piece: SpooledRange) -> Iterator[SpooledRange]:
     if not piece.skips:
         yield piece
     span = piece.partition, piece.start, piece.start + piece.rows
-    for _, (number, start, stop) in by_slice([span], piece.batch_rows, len(piece.skips)):
+    for number, start, stop in Sliced((span,), piece.batch_rows, len(piece.skips)):
         skip, _, _ = _place(piece, start)
         yield SpooledRange(piece.number, number, start, skip, stop - start)

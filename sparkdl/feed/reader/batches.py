@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -220,9 +221,7 @@ class EpochBatches:
             raise ConfigError(
                 f"tail={self.tail!r} adds a column {SAMPLE_WEIGHT!r}; rename the one of the feed"
             )
-        weights = np.full(rows + repeated, weight, np.float32)
-        weights[rows:] = 0
-        return {**columns, SAMPLE_WEIGHT: weights}
+        return {**columns, SAMPLE_WEIGHT: _weights(rows, repeated, weight).copy()}
 
     def __iter__(self) -> Iterator[Columns]:
         # Not a generator itself: the feed is claimed before the loop's first batch.
@@ -542,6 +541,11 @@ class _Epoch:
             self.continues = mark is not None and mark.goes_on
             if not self.continues:
                 self._reader.registry.watch.epoch_over(self._reader.feed)
+
+
+@lru_cache(4)  # nearly all batches have the same
+def _weights(rows: int, repeated: int, weight: float) -> np.ndarray[Any, Any]:
+    return np.repeat(np.array([weight, 0], np.float32), [rows, repeated])
 
 
 def _with_empty(rows: Any, many: int) -> Any:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from sparkdl.control.rows import Digest
-from sparkdl.core.row_ranges import Span
+from sparkdl.core.row_ranges import Spans
 from sparkdl.feed.store.segment import StoredSegment, check_segment, segment_nbytes, write_segment
 from sparkdl.feed.store.session import Exchange
 
@@ -211,19 +211,17 @@ class AppendRequest:
         digest: of their partition's rows up to the last of these.
         in_order: they may wait for others to come, so they go to disk when the spool is full.
         start: the first of them in a file that holds others too.
-        slices: they are in the order of slices of batches, see `by_slice`.
     """
 
     epoch: int = 0
     exchange: Exchange | None = None
     is_last: bool = False
     keep: bool = False
-    spans: tuple[Span, ...] = ()
+    spans: Spans = ()
     run: str = ""
     digest: Digest | None = None
     in_order: bool = False
     start: int = 0
-    slices: tuple[int, int] | None = None
 
 
 class SegmentBuffer(ABC):
@@ -312,7 +310,6 @@ class SegmentBuffer(ABC):
                             is_on_disk=is_on_disk,
                             start=0 if is_on_disk else request.start,
                             spans=request.spans,
-                            slices=request.slices,
                             run=request.run,
                             digest=request.digest,
                         )

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from sparkdl.control.rows import EpochCount, EpochRows
-from sparkdl.core.row_ranges import Range, Span, merge_ranges, spans_within
+from sparkdl.core.row_ranges import Range, Spans, merge_ranges, spans_within
 from sparkdl.feed.store.buffer import AppendRequest, Budget, Pool, SegmentBuffer
 from sparkdl.feed.store.segment import StoredSegment
 
@@ -27,10 +27,10 @@ class Provenance:
     """
 
     def __init__(self) -> None:
-        self._spans: dict[int, tuple[int, tuple[Span, ...]]] = {}
+        self._spans: dict[int, tuple[int, Spans]] = {}
         self._settled: list[int] = []
 
-    def add(self, segment: int, epoch: int, spans: tuple[Span, ...]) -> None:
+    def add(self, segment: int, epoch: int, spans: Spans) -> None:
         self._spans[segment] = epoch, spans
 
     def settle(self, epoch: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import pyarrow as pa
 from sparkdl.control.descriptors import nameless_file
 from sparkdl.control.rows import Digest
 from sparkdl.core.errors import ProtocolError
-from sparkdl.core.row_ranges import Span, by_slice, spans_within
+from sparkdl.core.row_ranges import Spans, spans_within
 
 _NAME = "sparkdl-segment"
 
@@ -33,7 +32,6 @@ class StoredSegment:
         fd: its own descriptor of the file.
         start: the first row of the file that counts.
         spans: the partition and numbers of these rows, in order; empty for rows of inference.
-        slices: the rows are in the order of the slices of batches, see `by_slice`.
         run: the Spark job that brought them; empty for rows read from files.
         digest: of their partition's rows up to the last of the file, if the job sent it.
     """
@@ -48,8 +46,7 @@ class StoredSegment:
     is_last: bool = False
     is_on_disk: bool = False
     start: int = 0
-    spans: tuple[Span, ...] = ()
-    slices: tuple[int, int] | None = None
+    spans: Spans = ()
     run: str = ""
     digest: Digest | None = None
 
@@ -61,14 +58,8 @@ class StoredSegment:
             rows=rows,
             nbytes=self.share(skip, rows),
             fd=fd,
-            spans=tuple(spans_within(self._spans_in_order(), [(skip, skip + rows)])),
-            slices=None,
+            spans=tuple(spans_within(self.spans, [(skip, skip + rows)])),
         )
-
-    def _spans_in_order(self) -> Iterable[Span]:
-        if self.slices is None:
-            return self.spans
-        return (span for _, span in by_slice(self.spans, *self.slices))
 
     def share(self, skip: int, rows: int) -> int:
         """Return the bytes of a window; those of windows that make up the segment add up."""

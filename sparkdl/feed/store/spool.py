@@ -22,15 +22,7 @@ import pyarrow as pa
 from sparkdl.control.messages import ReadShare, SpooledRange
 from sparkdl.control.rows import Share
 from sparkdl.core.errors import FeedClosedError, SparkdlError
-from sparkdl.core.row_ranges import (
-    Range,
-    Span,
-    by_slice,
-    covers,
-    remove_range,
-    slice_starts,
-    take_rows,
-)
+from sparkdl.core.row_ranges import Range, Sliced, Span, covers, remove_range, take_rows
 from sparkdl.feed.store.buffer import AppendRequest, Budget, Pool, SegmentBuffer
 from sparkdl.feed.store.segment import StoredSegment, read_segment
 from sparkdl.values.batches import join
@@ -173,13 +165,14 @@ class Spool(SegmentBuffer):
         number = segment.number
         self._segments[number] = _Spooled(segment, [(0, segment.rows)])
         ranges, skip = list[SpooledRange](), 0
-        batch_rows, count = segment.slices or (0, 0)
-        starts = slice_starts(segment.spans, batch_rows, count)
+        sliced = Sliced(tuple(segment.spans), 0, 0)
+        if isinstance(segment.spans, Sliced) and segment.spans.index is None:
+            sliced = segment.spans
         # After a restart the rows of one segment may lie apart in their partition: a range each.
-        for (partition, start, stop), skips in zip(segment.spans, starts, strict=True):
+        for (partition, start, stop), skips in zip(sliced.spans, sliced.starts, strict=True):
             rows = stop - start
             nbytes = segment.share(skip, rows)
-            of = number, partition, start, skip, rows, nbytes, segment.digest, batch_rows, skips
+            of = number, partition, start, skip, rows, nbytes, segment.digest, sliced.rows, skips
             ranges.append(SpooledRange(*of))
             skip += rows
         return ranges
@@ -222,20 +215,19 @@ class ShareLoader(threading.Thread):
     def run(self) -> None:
         order = self._order
         request = AppendRequest(
-            order.epoch,
-            keep=order.keep,
-            run=order.run,
-            in_order=order.in_order,
-            slices=order.slices,
+            order.epoch, keep=order.keep, run=order.run, in_order=order.in_order
         )
         try:
             # Ends the decoding threads when the rows are not wanted any more.
             with closing(read_within(order.share, self._memory_nbytes)) as batches:
                 for batch, spans in batches:
+                    here = replace(request, spans=spans)
                     if order.slices is not None:
-                        parts = by_slice(spans, *order.slices)
+                        sliced = Sliced(spans, *order.slices)
+                        parts = sliced.placed()
                         batch = join([batch.slice(at, to - first) for at, (_, first, to) in parts])
-                    if not self._spool.append(batch, replace(request, spans=spans)):
+                        here = replace(request, spans=sliced)
+                    if not self._spool.append(batch, here):
                         return
         except SparkdlError as error:
             self._on_problem(f"could not read its share: {error}")

@@ -354,7 +354,9 @@ def _window(of: AssignedRange) -> tuple[int, int, int]:
 
 def _request(here: list[Fetch]) -> AppendRequest:
     order = here[0][1]
-    spans = tuple(span for each, _ in here for span in each.parts)
+    spans = here[0][0].parts
+    if len(here) > 1:
+        spans = tuple(span for each, _ in here for span in each.parts)
     return AppendRequest(order.epoch, keep=order.keep, spans=spans, run=order.run)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from msgspec import structs
 
 from sparkdl.control.messages import SpooledRange
-from sparkdl.core.row_ranges import by_slice, merge_ranges, slice_rows, slice_starts
+from sparkdl.core.row_ranges import Sliced, merge_ranges, slice_rows
 from sparkdl.driver.feeds.fixed_order import OrderedTable
 from tests.driver.feeds.test_table import ROOM_NBYTES, SHORT, piece, rows_of
 
@@ -30,9 +30,9 @@ def spooled(
             pieces.append(piece(len(segments), start, some, part))
             spans = [(part, start, start + some)]
             if together:
-                (skips,) = slice_starts(spans, batch, nodes)
+                (skips,) = (sliced := Sliced(tuple(spans), batch, nodes)).starts
                 pieces[-1] = structs.replace(pieces[-1], batch_rows=batch, skips=skips)
-                spans = [span for _, span in by_slice(spans, batch, nodes)]
+                spans = [*sliced]
             segments.append([(part, row) for _, *ends in spans for row in range(*ends)])
             start += some
         pieces.append(SpooledRange(-1, part, rows, 0, 0))
