@@ -245,29 +245,12 @@ class SegmentBuffer(ABC):
     def takes(self, epoch: int) -> bool:
         return not self.is_closed and epoch > self.closed_to
 
-    def append(self, batch: pa.RecordBatch, request: AppendRequest) -> bool:
-        """Write a batch into a file once there is room; false if it is not wanted any more."""
-
-        def write(folder: Path | None) -> int:
-            return write_segment(batch, folder)[0]
-
-        nbytes, rows = segment_nbytes(batch), batch.num_rows
-        return self._store(nbytes, rows, request, write)
-
     def adopt(self, fd: int, rows: int, request: AppendRequest) -> bool:
         """Take a segment of `rows` rows that is in memory, as `append` does; `fd` is closed."""
         try:
-            return self.share(fd, check_segment(fd, rows), os.fstat(fd).st_size, request)
+            return self.append(check_segment(fd, rows), request, fd, os.fstat(fd).st_size)
         finally:
             os.close(fd)
-
-    def share(self, fd: int, batch: pa.RecordBatch, nbytes: int, request: AppendRequest) -> bool:
-        """Take rows of a file, mapped as `batch`, as `append` does; `fd` stays the caller's."""
-
-        def write(folder: Path | None) -> int:
-            return os.dup(fd) if folder is None else write_segment(batch, folder)[0]
-
-        return self._store(nbytes, batch.num_rows, request, write)
 
     # The lock is held.
 
@@ -292,19 +275,27 @@ class SegmentBuffer(ABC):
 
     # It is not.
 
-    def _store(
-        self, nbytes: int, rows: int, request: AppendRequest, write: Callable[[Path | None], int]
+    def append(
+        self, batch: pa.RecordBatch, request: AppendRequest, shared: int = -1, nbytes: int = 0
     ) -> bool:
-        budget = self._budget
+        """Write a batch into a file once there is room; false if it is not wanted any more.
+
+        Args:
+            shared: the caller's descriptor of a file in memory that has the rows: `nbytes` of it.
+        """
+        budget, nbytes = self._budget, nbytes or segment_nbytes(batch)
         while (room := self._wait_for_room(nbytes, request)) is not None:
             is_on_disk, is_stored, fd = room is Room.DISK, False, -1
             try:
                 # Written without the lock: the rows may be unwanted then.
-                fd = write(budget.folder if is_on_disk else None)
+                if is_on_disk or shared < 0:
+                    fd, _ = write_segment(batch, budget.folder if is_on_disk else None)
+                else:
+                    fd = os.dup(shared)
                 with budget.lock:
                     if self._wants(request):
                         segment = StoredSegment(
-                            *(self.feed, -1, request.epoch, rows, nbytes, fd),
+                            *(self.feed, -1, request.epoch, batch.num_rows, nbytes, fd),
                             exchange=request.exchange.name if request.exchange else "",
                             is_last=request.is_last,
                             is_on_disk=is_on_disk,

@@ -139,10 +139,7 @@ class Fetcher(threading.Thread):
         try:
             while fetches := self._next():
                 self._holder = fetches[0][0].holder
-                if fetches[0][1].in_order:
-                    self._gather(fetches)
-                else:
-                    self._fetch(fetches)
+                self._gather(fetches)
         except (pa.ArrowException, FeedClosedError, ReadError, OSError, FeedTimeoutError) as error:
             kind: FailureKind = "exception"
             if isinstance(error, FeedTimeoutError):
@@ -168,28 +165,8 @@ class Fetcher(threading.Thread):
             of_holder = (each for each in same if each[0].holder == first[0].holder)
             return list(islice(of_holder, _WINDOWS))
 
-    def _fetch(self, fetches: list[Fetch]) -> None:
-        found = self._windows(fetches)
-        if found is None:  # it was stopped
-            return
-        batch, up_to = found
-        here = fetches[: len(up_to)]
-        self._log.append(batch, _request(here))
-        self._note_fetched(here)
-
-    def _windows(self, fetches: list[Fetch]) -> tuple[pa.RecordBatch, list[int]] | None:
-        """Return rows of the first windows, as many as the holder likes, and where each ends."""
-        batch = self._call(fetches, self._get)
-        if batch is None:
-            return None
-        up_to = [*accumulate(each.rows for each, _ in fetches)]
-        # Part of a window would shift the numbers of the rows.
-        if batch.num_rows not in up_to:
-            raise ReadError(f"it sent {batch.num_rows} rows, and windows end at {up_to}")
-        return batch, up_to[: up_to.index(batch.num_rows) + 1]
-
     def _gather(self, fetches: list[Fetch]) -> None:
-        """Bring the first windows, of several holders, into the log: small ones as one segment."""
+        """Bring the first windows into the log: small ones as one segment."""
         early = self._early
         lacking = sorted((each for each in fetches if id(each) not in early), key=_holder)
         for self._holder, group in groupby(lacking, key=_holder):
@@ -221,7 +198,7 @@ class Fetcher(threading.Thread):
         assert found.fd is not None
         request = replace(_request([fetch]), start=found.start + fetch[0].skip)
         nbytes = fetch[0].rows * found.row_nbytes
-        self._log.share(found.fd, self._early.pop(id(fetch)), nbytes, request)
+        self._log.append(self._early.pop(id(fetch)), request, found.fd, nbytes)
 
     def _bring(self, fetches: list[Fetch]) -> bool:
         """Take up the first windows of one holder; false if it was stopped."""
@@ -235,11 +212,15 @@ class Fetcher(threading.Thread):
                 self._early[id(fetch)] = segment.rows.slice(window.skip, window.rows)
                 nbytes += window.rows * segment.row_nbytes
             return True
-        if (found := self._windows(fetches)) is None:
+        if (batch := self._call(fetches, self._get)) is None:
             return False
-        batch, up_to = found
-        for fetch, start, stop in zip(fetches, [0, *up_to], up_to, strict=False):
-            self._early[id(fetch)] = batch.slice(start, stop - start)
+        ends = [*accumulate(each.rows for each, _ in fetches)]
+        # Part of a window would shift the numbers of the rows.
+        if batch.num_rows not in ends:
+            raise ReadError(f"it sent {batch.num_rows} rows, and windows end at {ends}")
+        for fetch, stop in zip(fetches, ends[: ends.index(batch.num_rows) + 1], strict=False):
+            rows = fetch[0].rows
+            self._early[id(fetch)] = batch.slice(stop - rows, rows)
         return True
 
     def _maps(self, fetches: list[Fetch]) -> bool:
