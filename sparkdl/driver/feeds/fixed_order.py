@@ -24,7 +24,6 @@ from sparkdl.control.messages import AssignedRange, SpooledRange
 from sparkdl.control.rows import PartRows
 from sparkdl.core.row_ranges import (
     Range,
-    Slice,
     Sliced,
     Span,
     add_range,
@@ -128,7 +127,7 @@ class OrderedTable(RowTable):
                 self._take_batches(batches, dealt)
                 continue
             for i, node in enumerate(self._nodes):
-                dealt[node] += self._take_slice(i, slice_rows(rows, i, len(self._nodes)))
+                dealt[node] += self._take_slice(node, slice_rows(rows, i, len(self._nodes)))
         else:
             self.due_s = now_s
         return {node: [*windows(ranges)] for node, ranges in dealt.items() if ranges}
@@ -187,7 +186,7 @@ class OrderedTable(RowTable):
     def _batches_together(self) -> int:
         """Return how many whole batches come next whose slices lie together in a segment."""
         number, start, stop = self._next[0]
-        _, piece = self._piece_of(number, start)
+        *_, piece = self._pieces[number][self._place_of(number, start)]
         is_alike = (piece.batch_rows, len(piece.skips)) == (self._batch_rows, len(self._nodes))
         if not is_alike or start % self._batch_rows:
             return 0
@@ -195,35 +194,38 @@ class OrderedTable(RowTable):
 
     def _take_batches(self, batches: int, dealt: dict[int, list[AssignedRange]]) -> None:
         number, start, _ = self._next[0]
+        _, holder, piece = self._pieces[number][self._place_of(number, start)]
         stop = start + batches * self._batch_rows
-        holder, piece = self._piece_of(number, start)
         for index, node in enumerate(self._nodes):
             of_slice = self._batch_rows, index, len(self._nodes)
-            rows = batches * slice_rows(*of_slice)
-            self._count(node, holder, rows)
-            skip, span = _skip(piece, index, start), (number, start, stop)
-            if rows:
-                dealt[node].append(
-                    AssignedRange(holder, piece.number, skip, rows, (span,), of_slice)
-                )
+            if rows := batches * slice_rows(*of_slice):
+                window = piece.number, piece.skips[index] + rows_before(start, *of_slice), rows
+                each = AssignedRange(holder, *window, ((number, start, stop),), of_slice)
+                dealt[node].append(self._counted(node, each))
         self._pass(stop)
 
-    def _take_slice(self, index: int, rows: int) -> Iterator[AssignedRange]:
+    def _take_slice(self, node: int, rows: int) -> Iterator[AssignedRange]:
         while rows:
             number, start, stop = self._next[0]
-            holder, piece = self._piece_of(number, start)
-            skip, end, of_slice = _place(piece, start)
+            pieces, at = self._pieces[number], self._place_of(number, start)
+            _, holder, piece = pieces[at]
+            end = piece.start + piece.rows
+            if piece.skips:  # a part of a batch: its rows may lie apart
+                middle = min(end, start - start % piece.batch_rows + piece.batch_rows)
+                around = part(piece, piece.start, start), part(piece, middle, end)
+                parts = [*around, *_apart(part(piece, start, middle))]
+                pieces[at : at + 1] = sorted((p.start, holder, p) for p in parts if p.rows)
+                continue
             stop = min(stop, end, start + rows)
             rows -= stop - start
-            self._count(self._nodes[index], holder, stop - start)
+            window = piece.number, piece.skip + start - piece.start, stop - start
+            yield self._counted(node, AssignedRange(holder, *window, ((number, start, stop),)))
             self._pass(stop)
-            yield AssignedRange(
-                holder, piece.number, skip, stop - start, ((number, start, stop),), of_slice
-            )
 
-    def _count(self, node: int, holder: int, rows: int) -> None:
-        self.assigned[node] += rows
-        self.rows_moved += rows * (holder != node)
+    def _counted(self, node: int, each: AssignedRange) -> AssignedRange:
+        self.assigned[node] += each.rows
+        self.rows_moved += each.rows * (each.holder != node)
+        return each
 
     def _pass(self, stop: int) -> None:
         """Record that the next rows up to `stop`, which are of one span, are dealt."""
@@ -234,24 +236,8 @@ class OrderedTable(RowTable):
         self.rows_waiting -= stop - start
         self._next_rows -= stop - start
 
-    def _piece_of(self, number: int, row: int) -> tuple[int, SpooledRange]:
-        pieces = self._pieces[number]
-        _, holder, piece = pieces[bisect_right(pieces, row, key=itemgetter(0)) - 1]
-        return holder, piece
-
-
-def _skip(piece: SpooledRange, index: int, row: int) -> int:
-    return piece.skips[index] + rows_before(row, piece.batch_rows, index, len(piece.skips))
-
-
-def _place(piece: SpooledRange, row: int) -> tuple[int, int, Slice | None]:
-    """Return where in its segment a row is, up to which row others follow there, and its slice."""
-    stop, rows, count = piece.start + piece.rows, piece.batch_rows, len(piece.skips)
-    if not count:
-        return piece.skip + row - piece.start, stop, None
-    ends = [*accumulate(slice_rows(rows, index, count) for index in range(count))]
-    index = bisect_right(ends, row % rows)
-    return _skip(piece, index, row), min(stop, row - row % rows + ends[index]), (rows, index, count)
+    def _place_of(self, number: int, row: int) -> int:
+        return bisect_right(self._pieces[number], row, key=itemgetter(0)) - 1
 
 
 def _apart(piece: SpooledRange) -> Iterator[SpooledRange]:
@@ -259,6 +245,8 @@ def _apart(piece: SpooledRange) -> Iterator[SpooledRange]:
     if not piece.skips:
         yield piece
     span = piece.partition, piece.start, piece.start + piece.rows
-    for number, start, stop in Sliced((span,), piece.batch_rows, len(piece.skips)):
-        skip, _, _ = _place(piece, start)
-        yield SpooledRange(piece.number, number, start, skip, stop - start)
+    for index, before in enumerate(piece.skips):
+        of_slice = piece.batch_rows, index, len(piece.skips)
+        for number, start, stop in Sliced((span,), piece.batch_rows, len(piece.skips), index):
+            skip = before + rows_before(start, *of_slice)
+            yield SpooledRange(piece.number, number, start, skip, stop - start)
