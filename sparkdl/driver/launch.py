@@ -199,7 +199,8 @@ class _Watch:
         if asked.on_log is not None:
             controller.events.subscribe(partial(hand_on, asked.on_log), Logged)
         if asked.log_to_driver or (asked.on_log is None and controller.spec.prints != "none"):
-            controller.events.subscribe(partial(hand_on, _print_line), Logged)
+            to_all = partial(hand_on, lambda line: print_beside(f"[{line.node}] {line.text}"))
+            controller.events.subscribe(to_all, Logged)
         folder = self.pages.folder if self.pages is not None else None
         if (folder := self.record or folder) is not None:
             recorder = Recorder(controller, folder)
@@ -348,7 +349,3 @@ def hand_on(on_log: Callable[[LogLine], None], event: Logged) -> None:
     """Call `on_log` with each line that a node has printed."""
     for index, line in enumerate(event.printed.lines):
         on_log(LogLine(event.node, line, index in event.printed.errors))
-
-
-def _print_line(line: LogLine) -> None:
-    print_beside(f"[{line.node}] {line.text}")

@@ -213,11 +213,10 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
 )  # fmt: skip
 
 
-def _accessor(name: str) -> str:
-    return "".join(_UPPER.get(word, word) for word in name.title().split("_"))
-
-
-TABLE = {row[0]: Row(*row, _accessor(row[0])) for row in _ROWS}
+TABLE = {
+    row[0]: Row(*row, "".join(_UPPER.get(word, word) for word in row[0].title().split("_")))
+    for row in _ROWS
+}
 TRAINING = (
     *("recovery", "feeding", "observe", "startup", "validation_indicator_col", "num_gpus"),
     *("max_restarts", "checkpoint_dir"),

@@ -15,9 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.scored import arrow_schema, distinct_columns
@@ -121,12 +119,9 @@ def _scan(
     stored = set(_names_of(relation.dataSchema())).difference(_names_of(relation.partitionSchema()))
     columns = (
         ScannedColumn(
-            origin.name,
-            _stored_as(origin, attributes, stored),
-            _arrow_type(shown.dataType),
-            origin.refuses_nulls,
+            origin.name, _stored_as(origin, attributes, stored), kind, origin.refuses_nulls
         )
-        for origin, shown in zip(origins, frame.schema.fields, strict=True)
+        for origin, kind in zip(origins, arrow_schema(frame.schema).types, strict=True)
     )
     return tuple(_files(frame.sparkSession, relation)), tuple(columns)
 
@@ -210,10 +205,6 @@ def _files(session: Any, relation: Any) -> Iterator[ScannedFile]:
     found_by_name = (_texts(session, files, status, name) for name in names)
     for path, nbytes, modified_ms in zip(*found_by_name, strict=True):
         yield ScannedFile(path, int(nbytes), int(modified_ms))
-
-
-def _arrow_type(kind: DataType) -> pa.DataType:
-    return arrow_schema(StructType([StructField("x", kind)])).field(0).type
 
 
 # Java objects

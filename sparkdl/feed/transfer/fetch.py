@@ -52,16 +52,16 @@ class _Mapped(NamedTuple):
     """A segment on this machine, whose rows begin at `start` of the file.
 
     Attributes:
-        fd: of the file, where the first window is large.
+        fd: of the file, where the first window is large, or -1.
     """
 
     rows: pa.RecordBatch
     start: int
     row_nbytes: int
-    fd: int | None
+    fd: int
 
     def close(self) -> None:
-        if self.fd is not None:
+        if self.fd >= 0:
             os.close(self.fd)
 
 
@@ -177,28 +177,21 @@ class Fetcher(threading.Thread):
         here = [*takewhile(lambda each: early[id(each)].schema.equals(schema, True), here)]
         if any(early[id(each)].num_rows != each[0].rows for each in here):
             raise ReadError("windows go beyond their segments")
-        for is_large, group in groupby(here, key=self._is_large):
-            if is_large:
-                for each in group:
-                    self._enter(each)
-            else:
-                small = [*group]
-                self._log.append(join([early.pop(id(each)) for each in small]), _request(small))
+        for key, group in groupby(here, key=self._segment_of_large):
+            windows = [*group]
+            if key is None:
+                self._log.append(join([early.pop(id(each)) for each in windows]), _request(windows))
+                continue
+            found = self._mapped[key]
+            for each in windows:
+                request = replace(_request([each]), start=found.start + each[0].skip)
+                nbytes = each[0].rows * found.row_nbytes
+                self._log.append(early.pop(id(each)), request, found.fd, nbytes)
         self._note_fetched(here)
 
-    def _is_large(self, fetch: Fetch) -> bool:
+    def _segment_of_large(self, fetch: Fetch) -> tuple[int, int] | None:
         found = self._mapped.get(_segment(fetch))
-        if found is None or found.fd is None:
-            return False
-        return bool(fetch[0].rows >= _LARGE * found.rows.num_rows)
-
-    def _enter(self, fetch: Fetch) -> None:
-        """Bring a window into the log without copying it."""
-        found = self._mapped[_segment(fetch)]
-        assert found.fd is not None
-        request = replace(_request([fetch]), start=found.start + fetch[0].skip)
-        nbytes = fetch[0].rows * found.row_nbytes
-        self._log.append(self._early.pop(id(fetch)), request, found.fd, nbytes)
+        return None if found is None or found.fd < 0 else _segment(fetch)
 
     def _bring(self, fetches: list[Fetch]) -> bool:
         """Take up the first windows of one holder; false if it was stopped."""
@@ -226,7 +219,7 @@ class Fetcher(threading.Thread):
     def _maps(self, fetches: list[Fetch]) -> bool:
         """Map the segments of the first windows of one holder, if it is on this machine."""
         first = self._mapped.get(_segment(fetches[0]))
-        if first is not None and first.fd is not None:  # few descriptors at a time
+        if first is not None and first.fd >= 0:  # few descriptors at a time
             return True
         lacking = dict[tuple[int, int], Fetch]()
         for fetch in fetches:
@@ -259,8 +252,7 @@ class Fetcher(threading.Thread):
         row_nbytes = os.fstat(fd).st_size // max(1, batch.num_rows)
         if not is_large:
             os.close(fd)
-        kept = fd if is_large else None
-        self._mapped[key] = _Mapped(batch.slice(start), start, row_nbytes, kept)
+        self._mapped[key] = _Mapped(batch.slice(start), start, row_nbytes, fd if is_large else -1)
 
     def _note_fetched(self, here: list[Fetch]) -> None:
         """Have the holders free rows that are here now, whether the log took them or not."""

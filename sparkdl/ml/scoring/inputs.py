@@ -193,8 +193,9 @@ def _cast(values: Array, tensor: Tensor, where: str) -> Array:
         csr: Any = values
         data = _cast(csr.data, tensor, where)
         return cast(Array, type(csr)((data, csr.indices, csr.indptr), shape=csr.shape))
-    is_text = values.dtype == object and _is_text(values)
-    if values.dtype == object and not is_text:
+    is_object = values.dtype == object
+    is_text = is_object and (not values.size or isinstance(values.flat[0], str | bytes))
+    if is_object and not is_text:
         raise FeedTypeError(
             f"{where} holds arrays of different lengths, and cannot feed the model's input "
             f"{tensor}. Make all rows the same length"
@@ -244,10 +245,6 @@ def check_classes(values: Array, column: str) -> None:
             f"column {column!r} holds {values[~fits][0]}, and the loss takes the numbers of "
             "classes: index the classes from 0, for example with pyspark.ml.feature.StringIndexer"
         )
-
-
-def _is_text(values: Array) -> bool:
-    return not values.size or isinstance(values.flat[0], str | bytes)
 
 
 def _shaped(values: Array, tensor: Tensor, column: str) -> Array:

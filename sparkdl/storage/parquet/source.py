@@ -186,7 +186,9 @@ def row_nbytes(footer: pq.FileMetaData, names: set[str]) -> int:
         names: which columns; a field of a struct as `column.field`.
     """
     total = 0
-    leaves = [i for i in range(footer.num_columns) if _is_in(footer.schema.column(i).path, names)]
+    paths = [footer.schema.column(i).path.split(".") for i in range(footer.num_columns)]
+    above = [accumulate(path, "{}.{}".format) for path in paths]  # of `a.list.element` also `a`
+    leaves = [i for i, each in enumerate(above) if not names.isdisjoint(each)]
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for leaf in map(group.column, leaves):
             if leaf.physical_type in _WIDTHS:
@@ -195,11 +197,6 @@ def row_nbytes(footer: pq.FileMetaData, names: set[str]) -> int:
             else:
                 total += _VARIABLE_NBYTES * leaf.num_values + leaf.total_uncompressed_size
     return max(1, int(total) // max(1, int(footer.num_rows)))
-
-
-def _is_in(path: str, names: set[str]) -> bool:
-    """Return whether the leaf `path`, as `list.element`, is of one of the columns `names`."""
-    return not names.isdisjoint(accumulate(path.split("."), "{}.{}".format))
 
 
 def _agreed_schema(
