@@ -38,7 +38,7 @@ from sparkdl.collectives.transport import (
     widened,
 )
 from sparkdl.core.errors import CollectiveError, ConfigError, FrameworkMissingError, MismatchError
-from sparkdl.core.exchange import mark_collective_used
+from sparkdl.core.exchange import collective_used
 
 if TYPE_CHECKING:
     import torch
@@ -526,7 +526,7 @@ def connect(
     """
     if size == 1:
         return Group(0, (rank,), NoTransport())
-    mark_collective_used()
+    collective_used.set()
     has_torch = find_spec("torch") is not None
     # First, so that its port can travel with the other values.
     store = _store(host, 0, rank, timeout_s) if has_torch and rank == 0 else None

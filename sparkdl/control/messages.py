@@ -131,7 +131,7 @@ class SpooledRange(msgspec.Struct, frozen=True, array_like=True):
         digest: of the partition's rows up to the segment's last.
         batch_rows: of global batches whose slices lie together in the segment, if they do.
         skips: instead of `skip`, for each slice: where its rows would begin in the segment if it
-            also had those before `start`, see `row_ranges.Sliced`.
+            also had those before `start`, see `row_ranges.Slice`.
 
     One of segment -1, without rows, says that the partition ends at `start`.
     """
@@ -352,7 +352,7 @@ class AssignedRange(msgspec.Struct, frozen=True, array_like=True):
         number: of the segment, there.
         skip: rows of the segment before the first assigned one.
         spans: the partition and numbers of these rows, in order.
-        of_slice: of the spans only the rows in this slice, see `row_ranges.Sliced`.
+        of_slice: of the spans only the rows in this slice, see `row_ranges.Slice`.
     """
 
     holder: int
@@ -367,8 +367,7 @@ class AssignedRange(msgspec.Struct, frozen=True, array_like=True):
         """The rows themselves."""
         if self.of_slice is None:
             return self.spans
-        rows, index, count = self.of_slice
-        return Sliced(self.spans, rows, count, index)
+        return Sliced(self.spans, (self.of_slice,))
 
 
 class Assign(Message, frozen=True):

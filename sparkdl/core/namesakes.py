@@ -47,11 +47,8 @@ _HOROVOD = {
     f"{_ENGINE}: call sparkdl.horovod.run or sparkdl.horovod.spark.run, or in a shell `sparkdl run "
     "-np 2 python train.py`": (
         "ray runner common.util tensorflow.util spark.conf spark.driver spark.gloo_run "
-        "spark.mpi_run spark.runner._get_indices_in_rank_order spark.runner._launch_job "
-        "spark.runner._make_mapper spark.runner._make_spark_thread "
-        "spark.runner._notify_and_register_task_addresses spark.runner._task_fn "
-        "spark.runner._register_task_addresses spark.task.gloo_exec_fn spark.task.mpirun_exec_fn "
-        "spark.task.task_info spark.task.task_service"
+        "spark.mpi_run spark.task.gloo_exec_fn spark.task.mpirun_exec_fn spark.task.task_info "
+        "spark.task.task_service"
     ),
     "a part of Horovod's own estimators: those of sparkdl.horovod.spark feed the rows of a "
     "DataFrame, and fit_on_parquet those of Parquet files": (

@@ -9,40 +9,57 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 Range = tuple[int, int]
 """Rows [start, stop)."""
 Span = tuple[int, int, int]
 """Rows of one partition: its number, and the half-open range of the rows."""
-Slice = tuple[int, int, int]
-"""Of each batch of rows: how many rows it has, the number of the slice, and how many there are."""
+
+
+class Slice(NamedTuple):
+    """Part `number` of `of` ones of each batch of `rows` rows; their sizes differ by one at most.
+
+    In each partition batches begin at multiples of `rows`.
+    """
+
+    rows: int
+    number: int
+    of: int
+
+    @classmethod
+    def all(cls, rows: int, of: int) -> tuple[Slice, ...]:
+        return tuple(cls(rows, number, of) for number in range(of))
+
+    @property
+    def size(self) -> int:
+        return self.rows // self.of + (self.number < self.rows % self.of)
+
+    @property
+    def begin(self) -> int:
+        return self.rows // self.of * self.number + min(self.number, self.rows % self.of)
+
+    def before(self, row: int) -> int:
+        """Return how many rows of the slice its partition has before `row`."""
+        return row // self.rows * self.size + min(max(row % self.rows - self.begin, 0), self.size)
 
 
 @dataclass(frozen=True)
 class Sliced:
-    """The rows of spans in one of `count` slices of each batch of `rows` rows, made when iterated.
-
-    In each partition batches begin at multiples of `rows`.
-
-    Attributes:
-        index: of the slice; by default the rows are those of all slices, the first slice's first.
-    """
+    """The rows of spans that are in slices, the first slice's first; made when iterated."""
 
     spans: tuple[Span, ...]
-    rows: int
-    count: int
-    index: int | None = None
+    slices: tuple[Slice, ...]
 
     def __iter__(self) -> Iterator[Span]:
         return (span for _, span in self.placed())
 
     def placed(self) -> Iterator[tuple[int, Span]]:
         """Yield them, each with its offset in the spans, laid end to end."""
-        for index in range(self.count) if self.index is None else [self.index]:
-            begin = _slice_start(self.rows, index, self.count)
-            size, offset = slice_rows(self.rows, index, self.count), 0
+        for each in self.slices:
+            begin, size, offset = each.begin, each.size, 0
             for partition, start, stop in self.spans:
-                for first in range(start - start % self.rows + begin, stop, self.rows):
+                for first in range(start - start % each.rows + begin, stop, each.rows):
                     low, high = max(start, first), min(stop, first + size)
                     if low < high:
                         yield offset + low - start, (partition, low, high)
@@ -50,18 +67,13 @@ class Sliced:
 
     @property
     def starts(self) -> list[tuple[int, ...]]:
-        """Return for each of the spans where its rows are among those of all slices, by slice.
-
-        A row of the slice is so many rows behind this place as `rows_before` says.
-        """
-        places: list[list[int]] = [[] for _ in self.spans]
-        at = 0
-        for index in range(self.count):
-            for place, (_, start, stop) in zip(places, self.spans, strict=True):
-                before = rows_before(start, self.rows, index, self.count)
-                place.append(at - before)
-                at += rows_before(stop, self.rows, index, self.count) - before
-        return [tuple(place) for place in places]
+        """For each of the spans and slices: where they would begin here with all `before` them."""
+        places, at, many = list[int](), 0, len(self.spans)
+        for each in self.slices:
+            for _, start, stop in self.spans:
+                places.append(at - each.before(start))
+                at += each.before(stop) - each.before(start)
+        return [tuple(places[span::many]) for span in range(many)]
 
 
 Spans = tuple[Span, ...] | Sliced
@@ -164,18 +176,3 @@ def spans_within(spans: Iterable[Span], ranges: Sequence[Range]) -> list[Span]:
             found.append((partition, first + start - offset, first + stop - offset))
         offset = end
     return found
-
-
-def rows_before(row: int, rows: int, index: int, count: int) -> int:
-    """Return how many rows of a slice, as in `Sliced`, its partition has before `row`."""
-    size = slice_rows(rows, index, count)
-    return row // rows * size + min(max(row % rows - _slice_start(rows, index, count), 0), size)
-
-
-def _slice_start(rows: int, index: int, count: int) -> int:
-    return rows // count * index + min(index, rows % count)
-
-
-def slice_rows(rows: int, index: int, count: int) -> int:
-    """Return the size of one of `count` slices of `rows` rows, which differ by one at most."""
-    return rows // count + (index < rows % count)

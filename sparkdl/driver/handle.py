@@ -162,9 +162,7 @@ class Cluster:
             FeedClosedError: if the cluster has ended.
             KeyboardInterrupt: by Ctrl-C, which ends the cluster; in `wait`, `shutdown` as well.
         """
-        request = FeedRequest(
-            data, epochs, timeout_s, role, reader=reader, shuffle=shuffle, seed=seed
-        )
+        request = FeedRequest(data, epochs, timeout_s, role, reader, shuffle, seed)
         return self._feeds.feed(feed, request, self._show_progress)
 
     def train_stream(
@@ -228,9 +226,7 @@ class Cluster:
             A future; its `result()` returns the report, or raises the errors of `feed`.
         """
         show = bool(self._show_progress)  # by default none: it would cross the bar of another feed
-        request = FeedRequest(
-            data, epochs, timeout_s, role, reader=reader, shuffle=shuffle, seed=seed
-        )
+        request = FeedRequest(data, epochs, timeout_s, role, reader, shuffle, seed)
         work = partial(self._feeds.feed, feed, request, show)
         return begin(work, f"sparkdl-feed-{feed}", self._executor.thread)
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.exchange import is_collective_used
+from sparkdl.core.exchange import collective_used
 from sparkdl.feed.reader.reader import TrainingWatch
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _OPTION = "launch(…, roles=Roles(independent_models=True))"
 
 def is_connected(beside: str = "") -> bool:
     """Whether this process can exchange with other nodes, by other means than `beside`."""
-    return is_collective_used() or any(
+    return collective_used.is_set() or any(
         _probed(probe, sys.modules[name])
         for name, probe in _PROBES.items()
         if name in sys.modules and name != beside

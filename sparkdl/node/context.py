@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.exchange import mark_collective_used
+from sparkdl.core.exchange import collective_used
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import FIRST_TIME, Member, Resume, World
@@ -439,7 +439,7 @@ class NodeContext(LegacyContext):
         timeout_s = self._spec.settings.feeding.timeout_s if timeout_s is None else timeout_s
         # A barrier carries no values: nodes that only wait for each other may still train alone.
         if value is not None:
-            mark_collective_used()
+            collective_used.set()
         return self._link.all_gather(value, timeout_s, self.member.node.name, self.generation)
 
     def barrier(self, timeout_s: float | None = None) -> None:
@@ -465,7 +465,7 @@ class NodeContext(LegacyContext):
                 framework has no mesh.
         """
         self._check_trains("ctx.mesh")
-        mark_collective_used()
+        collective_used.set()
         return framework_named(self._spec.framework).mesh(axes, self.world, self.member)
 
     def _is_even(self, even: bool | None) -> bool:

@@ -7,15 +7,7 @@ from itertools import accumulate, pairwise
 
 from hypothesis import given, strategies as st
 
-from sparkdl.core.row_ranges import (
-    Sliced,
-    Span,
-    merge_ranges,
-    rows_before,
-    slice_rows,
-    spans_within,
-    uncovered,
-)
+from sparkdl.core.row_ranges import Slice, Sliced, Span, merge_ranges, spans_within, uncovered
 
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 
@@ -55,23 +47,17 @@ def rows_of(parts: list[Span]) -> list[tuple[int, int]]:
 def test_rows_are_put_in_the_order_of_the_slices_of_their_batches(
     spans: list[Span], batch_rows: int, count: int
 ) -> None:
-    ends = [*accumulate(slice_rows(batch_rows, index, count) for index in range(count))]
-
-    def slice_of(row: int) -> int:
-        return bisect_right(ends, row % batch_rows)
-
-    rows = rows_of(spans)
-    sliced = Sliced(tuple(spans), batch_rows, count)
-    found = [*sliced.placed()]
-    wanted = sorted(range(len(rows)), key=lambda at: slice_of(rows[at][1]))
+    ends = [*accumulate(each.size for each in Slice.all(batch_rows, count))]
+    rows, sliced = rows_of(spans), Sliced(tuple(spans), Slice.all(batch_rows, count))
+    found, of = [*sliced.placed()], [bisect_right(ends, row % batch_rows) for _, row in rows]
+    wanted = sorted(range(len(rows)), key=of.__getitem__)
     assert [at + i for at, (_, start, stop) in found for i in range(stop - start)] == wanted
     assert rows_of([span for _, span in found]) == [rows[at] for at in wanted]
-    assert all(slice_of(start) == slice_of(stop - 1) for _, (_, start, stop) in found)
-    places = sliced.starts
+    assert all(of[at] == of[at + stop - start - 1] for at, (_, start, stop) in found)
     owners = [i for i, (_, start, stop) in enumerate(spans) for _ in range(start, stop)]
     for at, (_, row) in enumerate(rows):
-        index, of_slices = slice_of(row), places[owners[at]]
-        assert wanted[of_slices[index] + rows_before(row, batch_rows, index, count)] == at
+        place = sliced.starts[owners[at]][of[at]]
+        assert wanted[place + sliced.slices[of[at]].before(row)] == at
 
 
 @given(SPANS, st.sets(st.integers(0, 50)))

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
-from sparkdl.core.exchange import mark_collective_used
 from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
@@ -80,8 +79,8 @@ def test_exchange_after_an_epoch_is_soon_enough(
     import_module("torch")
     watch = IndependentModelCheck("torch", 2)
     watch.epoch_over("input")
-    monkeypatch.setattr("sparkdl.core.exchange._is_used", Event())
-    mark_collective_used()
+    monkeypatch.setattr("sparkdl.frameworks.independent_models.collective_used", used := Event())
+    used.set()
     watch.look()
     assert WARNING not in caplog.text
 

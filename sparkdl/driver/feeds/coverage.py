@@ -56,11 +56,11 @@ class FeedRequest:
     epochs: int = 1
     timeout_s: float | None = None
     to: str | None = None
-    is_micro_batch: bool = False
-    shape: CallShape = UNKNOWN
     reader: str = "auto"
     shuffle: str | None = None
     seed: int = 0
+    is_micro_batch: bool = False
+    shape: CallShape = UNKNOWN
 
 
 @dataclass(frozen=True)

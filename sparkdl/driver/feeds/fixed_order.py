@@ -22,16 +22,7 @@ from typing import Any
 
 from sparkdl.control.messages import AssignedRange, SpooledRange
 from sparkdl.control.rows import PartRows
-from sparkdl.core.row_ranges import (
-    Range,
-    Sliced,
-    Span,
-    add_range,
-    merge_ranges,
-    rows_before,
-    slice_rows,
-    uncovered,
-)
+from sparkdl.core.row_ranges import Range, Slice, Sliced, Span, add_range, merge_ranges, uncovered
 from sparkdl.driver.feeds.table import Assigned, RowTable, part, windows
 
 BATCH_BLOCKS = 16
@@ -123,11 +114,10 @@ class OrderedTable(RowTable):
             has_room = all(unread[n] + self.assigned[n] - before[n] < rooms[n] for n in rooms)
             if not (is_whole and has_room):
                 break
-            if batches := self._batches_together():
-                self._take_batches(batches, dealt)
+            if self._take_batches(dealt):
                 continue
             for i, node in enumerate(self._nodes):
-                dealt[node] += self._take_slice(node, slice_rows(rows, i, len(self._nodes)))
+                dealt[node] += self._take_slice(node, Slice(rows, i, len(self._nodes)).size)
         else:
             self.due_s = now_s
         return {node: [*windows(ranges)] for node, ranges in dealt.items() if ranges}
@@ -183,26 +173,23 @@ class OrderedTable(RowTable):
                     yield number, low, high
                 start = last
 
-    def _batches_together(self) -> int:
-        """Return how many whole batches come next whose slices lie together in a segment."""
+    def _take_batches(self, dealt: dict[int, list[AssignedRange]]) -> bool:
+        """Take the whole batches that come next and whose slices lie together in a segment."""
         number, start, stop = self._next[0]
-        *_, piece = self._pieces[number][self._place_of(number, start)]
-        is_alike = (piece.batch_rows, len(piece.skips)) == (self._batch_rows, len(self._nodes))
-        if not is_alike or start % self._batch_rows:
-            return 0
-        return (min(stop, piece.start + piece.rows) - start) // self._batch_rows
-
-    def _take_batches(self, batches: int, dealt: dict[int, list[AssignedRange]]) -> None:
-        number, start, _ = self._next[0]
         _, holder, piece = self._pieces[number][self._place_of(number, start)]
+        is_alike = (piece.batch_rows, len(piece.skips)) == (self._batch_rows, len(self._nodes))
+        batches = (min(stop, piece.start + piece.rows) - start) // self._batch_rows
+        if not batches or not is_alike or start % self._batch_rows:
+            return False
         stop = start + batches * self._batch_rows
-        for index, node in enumerate(self._nodes):
-            of_slice = self._batch_rows, index, len(self._nodes)
-            if rows := batches * slice_rows(*of_slice):
-                window = piece.number, piece.skips[index] + rows_before(start, *of_slice), rows
+        slices = Slice.all(self._batch_rows, len(self._nodes))
+        for node, of_slice, before in zip(self._nodes, slices, piece.skips, strict=True):
+            if rows := batches * of_slice.size:
+                window = piece.number, before + of_slice.before(start), rows
                 each = AssignedRange(holder, *window, ((number, start, stop),), of_slice)
                 dealt[node].append(self._counted(node, each))
         self._pass(stop)
+        return True
 
     def _take_slice(self, node: int, rows: int) -> Iterator[AssignedRange]:
         while rows:
@@ -245,8 +232,8 @@ def _apart(piece: SpooledRange) -> Iterator[SpooledRange]:
     if not piece.skips:
         yield piece
     span = piece.partition, piece.start, piece.start + piece.rows
-    for index, before in enumerate(piece.skips):
-        of_slice = piece.batch_rows, index, len(piece.skips)
-        for number, start, stop in Sliced((span,), piece.batch_rows, len(piece.skips), index):
-            skip = before + rows_before(start, *of_slice)
+    slices = Slice.all(piece.batch_rows, len(piece.skips))
+    for of_slice, before in zip(slices, piece.skips, strict=True):
+        for number, start, stop in Sliced((span,), (of_slice,)):
+            skip = before + of_slice.before(start)
             yield SpooledRange(piece.number, number, start, skip, stop - start)

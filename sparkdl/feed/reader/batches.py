@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sparkdl.control.messages import EpochEnd
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.row_ranges import slice_rows
+from sparkdl.core.row_ranges import Slice
 from sparkdl.feed.reader.consumed import Origin, Part, part_of, positions_of
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader, too_few_rows
@@ -92,7 +92,7 @@ class Slices:
 
     def of(self, rows: int, index: int | None = None) -> int:
         """Return how many of a batch's rows this node gets, or another one."""
-        return slice_rows(rows, self.index if index is None else index, len(self.nodes))
+        return Slice(rows, self.index if index is None else index, len(self.nodes)).size
 
     def total(self, by_node: Mapping[int, int]) -> int:
         """Return how many rows of an epoch make steps; without those that not all nodes got."""

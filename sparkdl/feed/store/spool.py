@@ -22,7 +22,7 @@ import pyarrow as pa
 from sparkdl.control.messages import ReadShare, SpooledRange
 from sparkdl.control.rows import Share
 from sparkdl.core.errors import FeedClosedError, SparkdlError
-from sparkdl.core.row_ranges import Range, Sliced, Span, covers, remove_range, take_rows
+from sparkdl.core.row_ranges import Range, Slice, Sliced, Span, covers, remove_range, take_rows
 from sparkdl.feed.store.buffer import AppendRequest, Budget, Pool, SegmentBuffer
 from sparkdl.feed.store.segment import StoredSegment, read_segment
 from sparkdl.values.batches import join
@@ -165,14 +165,14 @@ class Spool(SegmentBuffer):
         number = segment.number
         self._segments[number] = _Spooled(segment, [(0, segment.rows)])
         ranges, skip = list[SpooledRange](), 0
-        sliced = Sliced(tuple(segment.spans), 0, 0)
-        if isinstance(segment.spans, Sliced) and segment.spans.index is None:
-            sliced = segment.spans
+        spans = segment.spans
+        sliced = spans if isinstance(spans, Sliced) else Sliced(spans, ())
+        batch_rows = sliced.slices[0].rows if sliced.slices else 0
         # After a restart the rows of one segment may lie apart in their partition: a range each.
         for (partition, start, stop), skips in zip(sliced.spans, sliced.starts, strict=True):
             rows = stop - start
             nbytes = segment.share(skip, rows)
-            of = number, partition, start, skip, rows, nbytes, segment.digest, sliced.rows, skips
+            of = number, partition, start, skip, rows, nbytes, segment.digest, batch_rows, skips
             ranges.append(SpooledRange(*of))
             skip += rows
         return ranges
@@ -223,7 +223,7 @@ class ShareLoader(threading.Thread):
                 for batch, spans in batches:
                     here = replace(request, spans=spans)
                     if order.slices is not None:
-                        sliced = Sliced(spans, *order.slices)
+                        sliced = Sliced(spans, Slice.all(*order.slices))
                         parts = sliced.placed()
                         batch = join([batch.slice(at, to - first) for at, (_, first, to) in parts])
                         here = replace(request, spans=sliced)

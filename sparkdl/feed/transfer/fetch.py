@@ -42,18 +42,13 @@ Call = Callable[[flight.FlightClient, bytes, flight.FlightCallOptions], T]
 _WINDOWS, _CALL_NBYTES = 64, 8 * 1024 * 1024
 """The most windows and bytes that one call asks for."""
 _WINDOWS_IN_ORDER = 1024
-"""Likewise, where rows of all holders make one segment: windows are the slices of batches. The
-segments of so many stay mapped."""
+"""Likewise, where order counts. The segments of so many windows stay mapped."""
 _LARGE = 1 / 8
 """Windows of such a part of a segment are not copied, if they are on this machine."""
 
 
 class _Mapped(NamedTuple):
-    """A segment on this machine, whose rows begin at `start` of the file.
-
-    Attributes:
-        fd: of the file, where the first window is large, or -1.
-    """
+    """A segment on this machine, from `start` of its file on; `fd` is -1 if windows are small."""
 
     rows: pa.RecordBatch
     start: int

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from msgspec import structs
 
 from sparkdl.control.messages import SpooledRange
-from sparkdl.core.row_ranges import Sliced, merge_ranges, slice_rows
+from sparkdl.core.row_ranges import Slice, Sliced, merge_ranges
 from sparkdl.driver.feeds.fixed_order import OrderedTable
 from tests.driver.feeds.test_table import ROOM_NBYTES, SHORT, piece, rows_of
 
@@ -30,7 +30,7 @@ def spooled(
             pieces.append(piece(len(segments), start, some, part))
             spans = [(part, start, start + some)]
             if together:
-                (skips,) = (sliced := Sliced(tuple(spans), batch, nodes)).starts
+                (skips,) = (sliced := Sliced(tuple(spans), Slice.all(batch, nodes))).starts
                 pieces[-1] = structs.replace(pieces[-1], batch_rows=batch, skips=skips)
                 spans = [*sliced]
             segments.append([(part, row) for _, *ends in spans for row in range(*ends)])
@@ -80,7 +80,7 @@ def sequence(
     for first in range(0, total, batch):
         many = min(batch, total - first)
         for node in range(nodes):
-            found += [next(left[node]) for _ in range(slice_rows(many, node, nodes))]
+            found += [next(left[node]) for _ in range(Slice(many, node, nodes).size)]
     assert len(found) == total
     return found
 

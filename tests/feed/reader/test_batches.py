@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from sparkdl.control.channel import Consumed, Reclaim
 from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError, FrameworkMissingError
-from sparkdl.core.row_ranges import slice_rows
+from sparkdl.core.row_ranges import Slice
 from sparkdl.feed.reader.batches import EpochBatches, Names, Slices, Tail, arrange
 from sparkdl.feed.reader.cursor import HEAD_STEPS
 from tests.doubles.feeds import FEED, Arrivals, Running, vectors
@@ -357,7 +357,7 @@ def test_slices_make_up_global_batches_and_their_weights_a_mean_over_all_rows(
 ) -> None:
     size = nodes + more
     whole, rest = divmod(total, size)
-    rows = [whole * slice_rows(size, i, nodes) + slice_rows(rest, i, nodes) for i in range(nodes)]
+    rows = [whole * Slice(size, i, nodes).size + Slice(rest, i, nodes).size for i in range(nodes)]
     if min(rows) == 0:
         return  # an error, as without slices
     steps: list[list[tuple[int, float]]] = []
@@ -368,7 +368,7 @@ def test_slices_make_up_global_batches_and_their_weights_a_mean_over_all_rows(
             slices = Slices(size, tuple(range(nodes)), node)
             found = list(EpochBatches(it.reader, 1, tail=tail, slices=slices))
             assert it.consumed[0] == rows[node]
-        assert tail == "short" or {len(b["x"]) for b in found} == {slice_rows(size, 0, nodes)}
+        assert tail == "short" or {len(b["x"]) for b in found} == {Slice(size, 0, nodes).size}
         weights = [batch["sample_weight"] for batch in found]
         steps.append([((w > 0).sum(), w.mean(dtype=float) / nodes) for w in weights])
     by_step = [*zip(*steps, strict=True)]
