@@ -218,8 +218,8 @@ class Fetcher(threading.Thread):
             return True
         lacking = dict[tuple[int, int], Fetch]()
         for fetch in fetches:
-            if _segment(fetch) not in self._mapped:
-                lacking.setdefault(_segment(fetch), fetch)
+            if (key := _segment(fetch)) not in self._mapped:
+                lacking[key] = max(lacking.get(key, fetch), fetch, key=lambda each: each[0].rows)
         lacking = dict(islice(lacking.items(), _WINDOWS))
         if self._holder == self._directory.node_id:
             for key, (each, _) in lacking.items():
