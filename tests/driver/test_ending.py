@@ -237,10 +237,9 @@ def alone() -> Iterator[Interrupts]:
 
 
 def in_pairs(step: int = 5) -> Iterator[Interrupts]:
-    """Yield an interrupt at the beginning of a function, with a second at each place behind.
+    """Yield an interrupt at the beginning of each `step`th function, with a second at each place.
 
-    Args:
-        step: every so manieth function; 1 takes minutes on a small machine.
+    With 1 it takes minutes on a small machine.
     """
     for first in count(1, step):
         for second in count(1):

@@ -237,11 +237,7 @@ def misuse(hvd: Any) -> None:
 
 
 def joined(hvd: Any, fewest: int) -> Any:
-    """Train on one batch more on each rank than on the one before; ranks 0 and 1 join.
-
-    Args:
-        fewest: batches of rank 0.
-    """
+    """Train on `fewest` batches on rank 0, and on one more on each next; ranks 0 and 1 join."""
     import torch
 
     hvd.shutdown()  # of the optimizers above, some never took a step: these are forgotten

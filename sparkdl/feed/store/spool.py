@@ -162,12 +162,13 @@ class Spool(SegmentBuffer):
 
     def _ranges(self, segment: StoredSegment) -> list[SpooledRange]:
         segment = self._numbered(segment)
-        number = segment.number
-        self._segments[number] = _Spooled(segment, [(0, segment.rows)])
+        self._segments[number := segment.number] = _Spooled(segment, [(0, segment.rows)])
         ranges, skip = list[SpooledRange](), 0
-        spans = segment.spans
-        sliced = spans if isinstance(spans, Sliced) else Sliced(spans, ())
-        batch_rows = sliced.slices[0].rows if sliced.slices else 0
+        spans, batch_rows = segment.spans, 0
+        if isinstance(spans, Sliced) and len(spans.slices) > 1:  # all of them, as files are read
+            sliced, batch_rows = spans, spans.slices[0].rows
+        else:
+            sliced = Sliced(tuple(spans), ())
         # After a restart the rows of one segment may lie apart in their partition: a range each.
         for (partition, start, stop), skips in zip(sliced.spans, sliced.starts, strict=True):
             rows = stop - start
@@ -221,13 +222,12 @@ class ShareLoader(threading.Thread):
             # Ends the decoding threads when the rows are not wanted any more.
             with closing(read_within(order.share, self._memory_nbytes)) as batches:
                 for batch, spans in batches:
-                    here = replace(request, spans=spans)
+                    rows: tuple[Span, ...] | Sliced = spans
                     if order.slices is not None:
-                        sliced = Sliced(spans, Slice.all(*order.slices))
-                        parts = sliced.placed()
+                        rows = Sliced(spans, Slice.all(*order.slices))
+                        parts = rows.placed()
                         batch = join([batch.slice(at, to - first) for at, (_, first, to) in parts])
-                        here = replace(request, spans=sliced)
-                    if not self._spool.append(batch, here):
+                    if not self._spool.append(batch, replace(request, spans=rows)):
                         return
         except SparkdlError as error:
             self._on_problem(f"could not read its share: {error}")

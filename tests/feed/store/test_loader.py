@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from sparkdl.control.messages import FeedBegin, FeedCut, ReadShare
 from sparkdl.control.rows import FeedCount, Share
+from sparkdl.core.row_ranges import Slice, Sliced
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.storage.parquet.source import list_files
 from tests.doubles.feeds import FEED, FILE_ROWS as ROWS, LevelDriver, LocalNode, folder as folder
@@ -68,6 +71,10 @@ def test_rows_of_each_slice_of_global_batches_are_put_together(folder: Path) -> 
         (told,) = [each for report in node.spooled for each in report.ranges if each.rows]
         assert (told.start, told.rows, told.batch_rows) == (0, segment.rows, 10)
         assert [rows["x"][place].as_py() for place in told.skips] == [0, 5]
+        # What a node had of one slice before a restart is a range for each batch.
+        second = Sliced(((0, 0, 20),), (Slice(10, 1, 2),))
+        again = spool._ranges(replace(segment, rows=10, spans=second, fd=os.dup(segment.fd)))
+        assert [(each.start, each.rows, each.skip) for each in again] == [(5, 5, 0), (15, 5, 5)]
 
 
 def test_rows_of_an_old_reading_do_not_reach_the_next_child(folder: Path) -> None:
