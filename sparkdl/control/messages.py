@@ -364,10 +364,7 @@ class AssignedRange(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def parts(self) -> Spans:
-        """The rows themselves."""
-        if self.of_slice is None:
-            return self.spans
-        return Sliced(self.spans, (self.of_slice,))
+        return self.spans if self.of_slice is None else Sliced(self.spans, (self.of_slice,))
 
 
 class Assign(Message, frozen=True):

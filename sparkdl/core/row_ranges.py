@@ -18,10 +18,7 @@ Span = tuple[int, int, int]
 
 
 class Slice(NamedTuple):
-    """Part `number` of `of` ones of each batch of `rows` rows; their sizes differ by one at most.
-
-    In each partition batches begin at multiples of `rows`.
-    """
+    """Part `number` of `of` even ones of each batch of rows, which begin at multiples of `rows`."""
 
     rows: int
     number: int

@@ -207,7 +207,8 @@ class RowTable:
         grace_s = max(GRACE_S, 2 * period_s(0.0, len(unread), LOTS_PER_S))
         due_s = self._short_since_s + (grace_s if has_begun else FIRST_GRACE_S)
         due_s = max(due_s, self._came_s(n for n in open_to if totals[n] == least) + PAUSE_S)
-        if now_s < due_s and not self._holds_a_window():
+        is_full = any(spool.rows >= self._window(n) for n, spool in self._spools.items())
+        if now_s < due_s and not is_full:
             self.due_s = due_s
             return {}
         shares = level(
@@ -238,9 +239,6 @@ class RowTable:
         """Return the latest arrival at the spools of these nodes that are empty now."""
         spools = [self._spools[node] for node in nodes if node in self._spools]
         return max((spool.came_s for spool in spools if not spool.rows), default=-math.inf)
-
-    def _holds_a_window(self) -> bool:
-        return any(spool.rows >= self._window(n) for n, spool in self._spools.items())
 
     def _window(self, node: int) -> int:
         """Return how many unread rows a node may have: at least a segment's."""

@@ -240,7 +240,7 @@ def _share_out(feed: Feed, run: Run, source: ParquetSource) -> Step[Delivering]:
     shares = source.shares(len(counts), done=done, in_turns=spec.in_order) if counts else ()
     is_shuffled = spec.in_order and run.call.request.shuffle is not None
     rows, nodes = spec.global_batch_size, len(run.members)
-    slices = (rows, nodes) if rows and nodes > 1 and not is_shuffled else None
+    slices = (rows, nodes) if rows and not is_shuffled else None
     actions: list[Action] = []
     for node_id, share in zip(counts, shares, strict=True):
         order = ReadShare(spec.feed, spec.epoch, share, spec.run, spec.keep, is_shuffled, slices)

@@ -209,7 +209,8 @@ class AppendRequest:
         spans: which rows these are, in their order.
         run: of the job that has brought them, if one has.
         digest: of their partition's rows up to the last of these.
-        in_order: they may wait for others to come, so they go to disk when the spool is full.
+        in_order: they may wait for all others, so they go to disk when the spool is full.
+        batch_rows: they may wait for those of a batch of so many: likewise, while it holds fewer.
         start: the first of them in a file that holds others too.
     """
 
@@ -221,6 +222,7 @@ class AppendRequest:
     run: str = ""
     digest: Digest | None = None
     in_order: bool = False
+    batch_rows: int = 0
     start: int = 0
 
 
@@ -259,8 +261,8 @@ class SegmentBuffer(ABC):
         """Record a segment, which may raise `OSError` before it has recorded anything."""
 
     @abstractmethod
-    def _may_spill(self, request: AppendRequest) -> bool:
-        """Whether a batch may go to disk."""
+    def _may_spill(self, request: AppendRequest) -> tuple[bool, bool]:
+        """Whether a batch may go to disk, and does so where the spool alone is full."""
 
     def _wants(self, request: AppendRequest) -> bool:
         """Whether a batch is wanted; asked again and again while it waits."""
@@ -323,8 +325,7 @@ class SegmentBuffer(ABC):
         budget = self._budget
         with budget.lock:
             while self._wants(request):
-                may_spill = self._may_spill(request)
-                room = budget.acquire(self._pool, self.feed, nbytes, may_spill, request.in_order)
+                room = budget.acquire(self._pool, self.feed, nbytes, *self._may_spill(request))
                 if room is not Room.FULL:
                     return room
                 # A full spool ends the driver's wait for all rows (`shuffle="global"`).

@@ -241,8 +241,8 @@ class Log(SegmentBuffer):
             return not self.is_closed and not request.exchange.failure
         return self.takes(request.epoch)
 
-    def _may_spill(self, request: AppendRequest) -> bool:
-        return request.keep and self.is_whole
+    def _may_spill(self, request: AppendRequest) -> tuple[bool, bool]:
+        return request.keep and self.is_whole, False
 
     def _enter(self, segment: StoredSegment) -> None:
         """Number a segment, count its rows, and report it to the listener."""

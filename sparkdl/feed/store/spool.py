@@ -61,6 +61,7 @@ class Spool(SegmentBuffer):
         self._on_spooled = on_spooled
         self._rows_may_spill = may_spill
         self._segments: dict[int, _Spooled] = {}
+        self._recalled = 0
 
     def refuse(self, epoch: int) -> None:
         """Take no more rows of epochs up to `epoch`. Rows here stay: nodes may want them."""
@@ -121,6 +122,7 @@ class Spool(SegmentBuffer):
                 self._budget.move(segment, Pool.RETAINED, Pool.SPOOL)
                 # A range has its new epoch, not the one in which the rows first came.
                 ranges += self._ranges(replace(segment, epoch=epoch))
+            self._recalled = self._next_number
         return ranges
 
     def close(self) -> list[StoredSegment]:
@@ -148,13 +150,22 @@ class Spool(SegmentBuffer):
 
     # The lock is held.
 
-    def _may_spill(self, request: AppendRequest) -> bool:
-        return request.in_order or (request.keep and self._rows_may_spill())
+    def _may_spill(self, request: AppendRequest) -> tuple[bool, bool]:
+        waits = self._waits(request)
+        return waits or (request.keep and self._rows_may_spill()), waits
+
+    def _waits(self, request: AppendRequest) -> bool:
+        """Whether these rows are wanted, and may wait for others, however full the spool is."""
+        if request.in_order or not request.batch_rows:
+            return request.in_order
+        # What is here from before a restart may come far behind the rows that are next.
+        held = [each.left for n, each in self._segments.items() if n >= self._recalled]
+        return sum(stop - start for left in held for start, stop in left) < request.batch_rows
 
     def _note_full(self, request: AppendRequest) -> None:
         # Without ranges this reports a full spool. Rows in an order wait for others all the same,
         # so it counts once nothing else could make room.
-        if not request.in_order or self._budget.holds_only(Pool.SPOOL, self.feed):
+        if not self._waits(request) or self._budget.holds_only(Pool.SPOOL, self.feed):
             self._on_spooled(self.feed, request.epoch, [])
 
     def _enter(self, segment: StoredSegment) -> None:
@@ -215,16 +226,16 @@ class ShareLoader(threading.Thread):
 
     def run(self) -> None:
         order = self._order
-        request = AppendRequest(
-            order.epoch, keep=order.keep, run=order.run, in_order=order.in_order
-        )
+        batch_rows, nodes = order.slices or (0, 1)
+        request = AppendRequest(order.epoch, None, False, order.keep, run=order.run)
+        request = replace(request, in_order=order.in_order, batch_rows=batch_rows)
         try:
             # Ends the decoding threads when the rows are not wanted any more.
             with closing(read_within(order.share, self._memory_nbytes)) as batches:
                 for batch, spans in batches:
                     rows: tuple[Span, ...] | Sliced = spans
-                    if order.slices is not None:
-                        rows = Sliced(spans, Slice.all(*order.slices))
+                    if nodes > 1:
+                        rows = Sliced(spans, Slice.all(batch_rows, nodes))
                         parts = rows.placed()
                         batch = join([batch.slice(at, to - first) for at, (_, first, to) in parts])
                     if not self._spool.append(batch, replace(request, spans=rows)):

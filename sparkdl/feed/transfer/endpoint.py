@@ -304,11 +304,8 @@ class NodeFeeds:
                 feed.is_reclaimed = False
                 self.store.budget.wake()  # what waits for room presses again
             # Each report with `is_waiting` is about another wait, and the driver has to hear of it.
-            feed.consumed, feed.is_waiting, feed.is_wait_reported = (
-                message,
-                message.is_waiting,
-                False,
-            )
+            feed.consumed, feed.is_waiting = message, message.is_waiting
+            feed.is_wait_reported = False
             self._report(feed)
         elif isinstance(message, channel.Release):
             feed = self._feed(message.feed)

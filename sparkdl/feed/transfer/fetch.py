@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, islice, takewhile
+from itertools import accumulate, chain, groupby, islice, takewhile
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -322,9 +322,8 @@ def _window(of: AssignedRange) -> tuple[int, int, int]:
 
 def _request(here: list[Fetch]) -> AppendRequest:
     order = here[0][1]
-    spans = here[0][0].parts
-    if len(here) > 1:
-        spans = tuple(span for each, _ in here for span in each.parts)
+    parts = [each.parts for each, _ in here]
+    spans = parts[0] if len(parts) == 1 else tuple(chain.from_iterable(parts))
     return AppendRequest(order.epoch, keep=order.keep, spans=spans, run=order.run)
 
 

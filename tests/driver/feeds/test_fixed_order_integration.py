@@ -84,7 +84,7 @@ def test_batches_are_those_of_the_data_on_any_number_of_nodes(files: Any) -> Non
 
 def test_deaths_change_no_batch_in_data_order_or_shuffled(files: Any, tmp_path: Path) -> None:
     deaths = {0: (1, 8), 1: (0, 33), 2: (1, 50)}
-    assert trained(2, range(ROWS), {"deaths": deaths}, tmp_path / "a") == 2 * of_data()
+    assert trained(2, files, {"deaths": deaths}, tmp_path / "a") == 2 * of_data()
     alone = trained(1, range(ROWS), {"is_shuffled": True})
     killed = {"is_shuffled": True, "deaths": deaths}
     assert trained(3, files, killed, tmp_path / "b") == alone
