@@ -63,6 +63,5 @@ def test_rows_are_put_in_the_order_of_the_slices_of_their_batches(
 @given(SPANS, st.sets(st.integers(0, 50)))
 def test_part_of_a_segment_is_the_rows_at_its_offsets(parts: list[Span], wanted: set[int]) -> None:
     ranges = [(offset, offset + 1) for offset in sorted(wanted)]
-    rows = rows_of(parts)
-    wanted_rows = [row for i, row in enumerate(rows) if i in wanted]
+    wanted_rows = [row for i, row in enumerate(rows_of(parts)) if i in wanted]
     assert rows_of(spans_within(parts, ranges)) == wanted_rows

@@ -136,6 +136,7 @@ def forgetful(stock, way, *window):
         return stock(*window)
     raise FeedClosedError("rows are not in the spool")
 
+Spool.lend = lambda *window: os.open("", 0)  # as if nodes were on several hosts
 for way in ("take", "read"):
     stock = getattr(Spool, way)
     setattr(Spool, way, lambda *window, of=(stock, way): forgetful(*of, *window))
