@@ -199,8 +199,8 @@ class _Watch:
         if asked.on_log is not None:
             controller.events.subscribe(partial(hand_on, asked.on_log), Logged)
         if asked.log_to_driver or (asked.on_log is None and controller.spec.prints != "none"):
-            to_all = partial(hand_on, lambda line: print_beside(f"[{line.node}] {line.text}"))
-            controller.events.subscribe(to_all, Logged)
+            show = partial(hand_on, lambda line: print_beside(f"[{line.node}] {line.text}"))
+            controller.events.subscribe(show, Logged)
         folder = self.pages.folder if self.pages is not None else None
         if (folder := self.record or folder) is not None:
             recorder = Recorder(controller, folder)

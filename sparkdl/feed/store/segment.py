@@ -32,7 +32,7 @@ class StoredSegment:
         fd: its own descriptor of the file.
         start: the first row of the file that counts.
         spans: the partition and numbers of these rows, in order; empty for rows of inference.
-        run: the Spark job that brought them; empty for rows read from files.
+        run: the Spark job, or the pass over files, that brought them; empty for rows of inference.
         digest: of their partition's rows up to the last of the file, if the job sent it.
     """
 

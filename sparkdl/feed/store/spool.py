@@ -155,7 +155,7 @@ class Spool(SegmentBuffer):
         return waits or (request.keep and self._rows_may_spill()), waits
 
     def _waits(self, request: AppendRequest) -> bool:
-        """Whether these rows are wanted, and may wait for others, however full the spool is."""
+        """Whether these rows may wait for others here, or others for these: then both need room."""
         if request.in_order or not request.batch_rows:
             return request.in_order
         # What is here from before a restart may come far behind the rows that are next.
@@ -227,8 +227,8 @@ class ShareLoader(threading.Thread):
     def run(self) -> None:
         order = self._order
         batch_rows, nodes = order.slices or (0, 1)
-        request = AppendRequest(order.epoch, None, False, order.keep, run=order.run)
-        request = replace(request, in_order=order.in_order, batch_rows=batch_rows)
+        base = AppendRequest(order.epoch, keep=order.keep, run=order.run, in_order=order.in_order)
+        base = replace(base, batch_rows=batch_rows)
         try:
             # Ends the decoding threads when the rows are not wanted any more.
             with closing(read_within(order.share, self._memory_nbytes)) as batches:
@@ -238,7 +238,7 @@ class ShareLoader(threading.Thread):
                         rows = Sliced(spans, Slice.all(batch_rows, nodes))
                         parts = rows.placed()
                         batch = join([batch.slice(at, to - first) for at, (_, first, to) in parts])
-                    if not self._spool.append(batch, replace(request, spans=rows)):
+                    if not self._spool.append(batch, replace(base, spans=rows)):
                         return
         except SparkdlError as error:
             self._on_problem(f"could not read its share: {error}")

@@ -46,6 +46,7 @@ from sparkdl.ml.jobs.work import (
     total,
 )
 from sparkdl.ml.model_file import ModelFile
+from sparkdl.ml.scoring.keras_objects import loaded
 from sparkdl.ml.scoring.source import ModelSource, Signature
 from sparkdl.ml.summary import TrainingSummary
 from sparkdl.node.task import parse_problem
@@ -87,7 +88,7 @@ def fit_keras(
         history = jobs.train(master, learner, task.columns.names, rows, validation)
         summary = TrainingSummary(history, seconds=time.monotonic() - start_s)
     file = ModelFile("keras", partial(task.model_spec.save, master.model))
-    model = master.model
+    model = loaded(file.path, task.model_spec.objects)
     signature = with_softmax(Signature(inputs_of(model), outputs_of(model)), model)
     return file, signature, summary
 

@@ -94,7 +94,8 @@ def loaded(source: bytes | Path | str, objects: Objects, compiles: bool = False)
         try:
             if zipfile.is_zipfile(path):  # Keras would read it into memory
                 with zipfile.ZipFile(path) as archive:
-                    archive.extractall(path := folder / "model")
+                    if not any(each.compress_type for each in archive.infolist()):
+                        archive.extractall(path := folder / "model")  # Keras checks the others
             with scope(objects):
                 return keras.saving.load_model(path, compile=compiles)
         except (TypeError, ValueError, KeyError, AttributeError, NameError) as error:
