@@ -16,22 +16,16 @@ from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, launch
 
 
-def test_folder_is_there_for_a_moment() -> None:
-    with scratch_folder() as folder, scratch_folder() as other:
-        (folder / "file").write_text("text")
-        assert not list(other.iterdir())
-    assert not folder.exists()
-    assert not other.exists()
-
-
-def test_what_a_process_left_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_are_left_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_place", None)
     place = tmp_path / "scratch"
     for _ in range(2):
         make_scratch_in(place)
         assert not list(place.iterdir())
         with scratch_folder() as folder:
+            (folder / "file").write_text("text")
             assert folder.parent == place
+        assert not folder.exists()
         (place / "left").mkdir()
 
 

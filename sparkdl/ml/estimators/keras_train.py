@@ -364,9 +364,6 @@ def tensor_of(tensor: Any, name: str) -> Tensor:
     return Tensor(name, dtype, (None, *tensor.shape[1:]))
 
 
-_OF_CLASSES = "sparsecategoricalcrossentropy"
-
-
 def class_labels(loss: Any, labels: Mapping[str, str], outputs: Sequence[str]) -> list[str]:
     """Return the label columns that hold numbers of classes, as far as Keras' losses say it.
 
@@ -389,7 +386,7 @@ def class_labels(loss: Any, labels: Mapping[str, str], outputs: Sequence[str]) -
 
 def _takes_classes(loss: Any) -> bool:
     name = loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", ""))
-    return str(name).replace("_", "").lower() == _OF_CLASSES
+    return str(name).replace("_", "").lower() == "sparsecategoricalcrossentropy"
 
 
 def with_softmax(signature: Signature, model: Any) -> Signature:

@@ -17,11 +17,8 @@ _loaded: dict[ModelSource, Predictor] = {}
 
 
 def load(source: ModelSource, share: Share | None = None) -> Predictor:
-    if source.format == "function":
-        return load_function(source, share)
-    if source.format == "module":
-        return load_torch(source, share)
-    return load_tensorflow(source, share)
+    loaders = {"function": load_function, "module": load_torch}
+    return loaders.get(source.format, load_tensorflow)(source, share)
 
 
 def predictor(source: ModelSource) -> Predictor:

@@ -25,9 +25,17 @@ from sparkdl.values.ndarrays import Array
 
 Specs = Iterable[tuple[str, Any]]
 _DEFAULT_KEY = "serving_default"
+_LARGE_NBYTES = 1 << 28
 
 
 def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
+    given = source.given
+    paths = [Path(given), *Path(given).rglob("*")] if isinstance(given, str) else []
+    nbytes = len(source.content or b"") + sum(p.stat().st_size for p in paths if p.exists())
+    if nbytes > _LARGE_NBYTES:
+        # TensorFlow would keep all that it needs to load, some three times the weights. The price:
+        # activations above 32 MB take a third more time.
+        os.environ.setdefault("TF_ONEDNN_USE_SYSTEM_ALLOCATOR", "1")
     prepare_worker(share)
     if source.format == "saved_model":
         return _saved_model(source)
@@ -42,7 +50,7 @@ def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
         raise ConfigError(
             f"the model cannot be made: {error}. {advice_on_missing(error)}"
         ) from error
-    return keras_predictor(loaded(source.given, known))
+    return keras_predictor(loaded(given, known))
 
 
 def check_backend() -> None:
