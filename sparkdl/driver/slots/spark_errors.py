@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.node.task import parse_problem
@@ -14,8 +15,7 @@ _NEEDED = ("sparkdl", "pyarrow", "numpy", "pandas", "cloudpickle", "msgspec", "p
 def explain_job_failure(error: Exception) -> SparkdlError:
     """Turn the failure of the nodes' Spark job into an error with a fix."""
     text = str(error)
-    problem = parse_problem(text)
-    if problem is not None:
+    if problem := parse_problem(text):
         return problem.at_driver()
     if "PYTHON_VERSION_MISMATCH" in text:
         detail = next(line for line in text.splitlines() if "PYTHON_VERSION_MISMATCH" in line)
@@ -25,8 +25,8 @@ def explain_job_failure(error: Exception) -> SparkdlError:
         )
     if lacking := re.search(f"No module named '({'|'.join(_NEEDED)})'", text):
         return ConfigError(
-            f"the executors' Python has no {lacking[1]}; install sparkdl-cluster there, or ship an "
-            "environment with spark.archives and point PYSPARK_PYTHON into it"
+            f"the executors' Python has no {lacking[1]}. Set PYSPARK_PYTHON to one with it, here "
+            f"{sys.executable}; on a cluster install sparkdl-cluster, or ship it by spark.archives"
         )
     if absent := re.search(r'Cannot run program "[^\n]*', text):
         return ConfigError(

@@ -45,7 +45,7 @@ def test_a_problem_found_on_an_executor_is_raised_as_what_it_is(kind: str, cls: 
          "different version: 3.10 than that in driver: 3.11, …", ConfigError,
          ["3.10 than that in driver: 3.11", "PYSPARK_PYTHON"]),
         ("ModuleNotFoundError: No module named 'sparkdl'", ConfigError,
-         ["the executors' Python has no sparkdl", "spark.archives"]),
+         ["the executors' Python has no sparkdl", "with it, here /"]),
         ("ModuleNotFoundError: No module named 'pyarrow'", ConfigError,
          ["the executors' Python has no pyarrow", "spark.archives"]),
         ('java.io.IOException: Cannot run program "/no/python": error=2, No such file', ConfigError,
