@@ -29,16 +29,16 @@ _LARGE_NBYTES = 1 << 28
 
 
 def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
-    given = source.given
-    paths = [Path(given), *Path(given).rglob("*")] if isinstance(given, str) else []
-    nbytes = len(source.content or b"") + sum(p.stat().st_size for p in paths if p.exists())
-    if nbytes > _LARGE_NBYTES:
-        # TensorFlow would keep all that it needs to load, some three times the weights. The price:
-        # activations above 32 MB take a third more time.
-        os.environ.setdefault("TF_ONEDNN_USE_SYSTEM_ALLOCATOR", "1")
     prepare_worker(share)
     if source.format == "saved_model":
         return _saved_model(source)
+    given = source.given
+    with suppress(OSError):  # Keras says that there is no file
+        nbytes = len(given) if isinstance(given, bytes) else Path(given).stat().st_size
+        if nbytes > _LARGE_NBYTES:
+            # TensorFlow would keep all that it needs to load, some three times the weights. The
+            # price: activations above 32 MB take a third more time.
+            os.environ.setdefault("TF_ONEDNN_USE_SYSTEM_ALLOCATOR", "1")
     check_backend()
     known = {}
     try:
