@@ -24,7 +24,7 @@ from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, functions
 
-from sparkdl.core.errors import ConfigError, JobFailedError
+from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
 from sparkdl.core.jobs import cancel_jobs, context_of, named_jobs
 from sparkdl.driver.executors.scored import addressed
 from sparkdl.driver.slots.spark_errors import raised_in_task
@@ -119,8 +119,7 @@ class Jobs:
     """
 
     def __init__(self, spark: SparkSession, plan: Plan) -> None:
-        context = context_of(spark)
-        if context is None:
+        if (context := context_of(spark)) is None:
             raise ConfigError(
                 "training as Spark jobs needs a classic SparkSession: Spark Connect has neither "
                 "broadcasts nor RDDs. Run the program with spark-submit, or train on nodes "
@@ -260,10 +259,7 @@ class Jobs:
             with named_jobs(self._context, self._group, what):
                 yield
         except (Py4JJavaError, PySparkException) as error:
-            if problem := parse_problem(str(error)):  # what the Python of a task raised
-                raise problem.at_driver() from None
-            text = f"a Spark job of the training failed: {raised_in_task(error)}"
-            raise JobFailedError(text) from None
+            raise explained(error) from None
 
 
 def spread(data: DataFrame, partitions: int) -> DataFrame:
@@ -273,3 +269,10 @@ def spread(data: DataFrame, partitions: int) -> DataFrame:
     """
     order = functions.xxhash64(*without_vectors(data))
     return data.repartition(partitions).sortWithinPartitions(order)
+
+
+def explained(error: Exception) -> SparkdlError:
+    """Return what the Python of a task raised, as far as Spark's text shows it."""
+    if problem := parse_problem(str(error)):
+        return problem.at_driver()
+    return JobFailedError(f"a Spark job of the training failed: {raised_in_task(error)}")

@@ -139,8 +139,7 @@ class TFModel(
         return source, signature, args, outputs
 
     def _chosen(self, args: Any) -> ModelSource:
-        path = args.export_dir or args.model_dir
-        if path:
+        if path := args.export_dir or args.model_dir:
             return source_of(path, args.signature_def_key, args.tag_set)
         if self._file is None:
             raise ConfigError(

@@ -106,8 +106,7 @@ def sharing_of(spark: Any, model_per: str) -> Sharing:
 
 def seen_gpus() -> tuple[str, ...]:
     """Return the GPUs that programs started here would see, as CUDA_VISIBLE_DEVICES names them."""
-    visible = visible_gpus()
-    if visible is not None:
+    if (visible := visible_gpus()) is not None:
         return visible
     return tuple(str(number) for number, _ in enumerate(_DEVICES.glob(_NUMBERED)))
 

@@ -66,8 +66,7 @@ def check_backend() -> None:
 def keras_predictor(model: Any) -> Predictor:
     import tensorflow as tf
 
-    flat = getattr(model, "inputs", None)
-    if not flat:
+    if not (flat := getattr(model, "inputs", None)):
         raise ConfigError(
             f"the model {model.name!r} is a {type(model).__name__} without known inputs. "
             "Save it with model.export(folder), which makes a SavedModel with a signature"
