@@ -22,10 +22,11 @@ def test_folders_that_are_left_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for _ in range(2):
         make_scratch_in(place)
         assert not list(place.iterdir())
-        with scratch_folder() as folder:
+        with scratch_folder() as folder, scratch_folder() as other:
             (folder / "file").write_text("text")
+            assert not list(other.iterdir())
             assert folder.parent == place
-        assert not folder.exists()
+        assert [folder.exists(), other.exists()] == [False, False]
         (place / "left").mkdir()
 
 

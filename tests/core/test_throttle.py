@@ -72,7 +72,7 @@ def test_the_first_request_is_served_at_once_and_later_ones_together(
     assert calls == [0, 10, 105]
 
 
-def test_call_replaces_the_one_due(loop: Loop, calls: list[float], throttle: Throttle) -> None:
+def test_call_or_cancel_drops_one_due(loop: Loop, calls: list[float], throttle: Throttle) -> None:
     throttle.request()
     loop.pass_by(1)
     throttle.request()

@@ -226,16 +226,17 @@ class ShareLoader(threading.Thread):
 
     def run(self) -> None:
         order = self._order
-        batch_rows, nodes = order.slices or (0, 1)
-        base = AppendRequest(order.epoch, keep=order.keep, run=order.run, in_order=order.in_order)
-        base = replace(base, batch_rows=batch_rows)
+        size, nodes = order.slices or (0, 1)
+        base = AppendRequest(
+            order.epoch, keep=order.keep, run=order.run, in_order=order.in_order, batch_rows=size
+        )
         try:
             # Ends the decoding threads when the rows are not wanted any more.
             with closing(read_within(order.share, self._memory_nbytes)) as batches:
                 for batch, spans in batches:
                     rows: tuple[Span, ...] | Sliced = spans
                     if nodes > 1:
-                        rows = Sliced(spans, Slice.all(batch_rows, nodes))
+                        rows = Sliced(spans, Slice.all(size, nodes))
                         parts = rows.placed()
                         batch = join([batch.slice(at, to - first) for at, (_, first, to) in parts])
                     if not self._spool.append(batch, replace(base, spans=rows)):

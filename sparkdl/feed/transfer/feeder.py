@@ -175,8 +175,7 @@ class PutStream:
         self._break("it was cancelled")
 
     def close(self) -> None:
-        call = self._end_call()
-        if call is not None:
+        if (call := self._end_call()) is not None:
             call.writer.join(_END_S)  # descriptors under way are lost once their sender closes
         with self._changed:
             if self._fd_sender is not None:

@@ -34,8 +34,7 @@ def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
         return _saved_model(source)
     given = source.given
     with suppress(OSError):  # Keras says that there is no file
-        nbytes = len(given) if isinstance(given, bytes) else Path(given).stat().st_size
-        if nbytes > _LARGE_NBYTES:
+        if isinstance(given, str) and Path(given).stat().st_size > _LARGE_NBYTES:
             # TensorFlow would keep all that it needs to load, some three times the weights. The
             # price: activations above 32 MB take a third more time.
             os.environ.setdefault("TF_ONEDNN_USE_SYSTEM_ALLOCATOR", "1")
