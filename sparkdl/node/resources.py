@@ -71,12 +71,11 @@ def reserve_port(host: str, environment: Environment) -> socket.socket:
     return sock
 
 
-def work_root(environ: Mapping[str, str] | None = None) -> Path:
+def work_root(environ: Mapping[str, str] = os.environ) -> Path:
     """Return where to put a node's files: the executor's own directory, which Spark cleans up."""
-    env = os.environ if environ is None else environ
     # Set by a standalone worker, by YARN, and on Kubernetes or by the user, in this order.
     for name in ("SPARK_EXECUTOR_DIRS", "LOCAL_DIRS", "SPARK_LOCAL_DIRS"):
-        first = env.get(name, "").partition(",")[0].partition(os.pathsep)[0]
+        first = environ.get(name, "").partition(",")[0].partition(os.pathsep)[0]
         if first and Path(first).is_dir():
             return Path(first)
     return Path(tempfile.gettempdir())
@@ -84,10 +83,8 @@ def work_root(environ: Mapping[str, str] | None = None) -> Path:
 
 def feed_memory(asked_nbytes: int | None) -> int:
     """Return the byte budget of a node's logs: the requested one, or an eighth of the memory."""
-    if asked_nbytes is not None:
-        return asked_nbytes
     there = min(int(psutil.virtual_memory().total), cgroup_limit() or 1 << 62)
-    return max(_MIN_FEED_NBYTES, there // 8)
+    return max(_MIN_FEED_NBYTES, there // 8) if asked_nbytes is None else asked_nbytes
 
 
 def feed_disk(asked_nbytes: int | None, folder: Path) -> int:
@@ -145,11 +142,19 @@ def memory_cgroups() -> list[Path]:
 def executor_jvm_pid() -> int | None:
     """Return the process id of the executor's JVM, from inside a Spark Python worker.
 
-    The worker is forked by pyspark's daemon, which the JVM started.
+    The worker is forked by pyspark's daemon, which the JVM started. A worker may outlive the
+    daemon (killed, or see SPARK-54711): then the JVM is the other end of its connection.
     """
-    for parent in psutil.Process().parents():
+    worker = psutil.Process()
+    for parent in worker.parents():
         if "java" in parent.name():
             return int(parent.pid)
+    with suppress(psutil.Error):  # not every system shows the connections of other processes
+        far = {(c.raddr.port, c.laddr.port) for c in worker.net_connections("tcp") if c.raddr}
+        for c in psutil.net_connections("tcp"):
+            is_far = c.pid and c.raddr and (c.laddr.port, c.raddr.port) in far
+            if is_far and "java" in psutil.Process(c.pid).name():
+                return int(c.pid)
     return None
 
 

@@ -161,7 +161,12 @@ class NodeTask:
     def _run(self, node_id: int, task: str) -> None:
         from pyspark import SparkFiles
 
-        jvm_pid = _jvm_pid(self.spec)
+        executor_pid = executor_jvm_pid()
+        if executor_pid is None and self.spec.placement == "detached":
+            raise LaunchError(
+                "a detached node watches its executor's JVM, and none is among this process's "
+                "parents and connections; use placement='attached'"
+            )
         agent_spec = AgentSpec(
             url=self.url,
             token=self.token,
@@ -169,7 +174,7 @@ class NodeTask:
             spec=self.spec,
             owner="task",
             task=task,
-            executor_pid=jvm_pid,
+            executor_pid=executor_pid,
             gpus=assigned_gpus(),
             tls=self.tls,
             spark_files=SparkFiles.getRootDirectory(),
@@ -235,13 +240,3 @@ def _leave(process: subprocess.Popen[bytes]) -> None:
         assert stream is not None
         stream.close()
     threading.Thread(target=process.wait, name="sparkdl-agent-end", daemon=True).start()
-
-
-def _jvm_pid(spec: ClusterSpec) -> int | None:
-    pid = executor_jvm_pid()
-    if pid is None and spec.placement == "detached":
-        raise LaunchError(
-            "a detached node watches its executor's JVM, and none is among this process's "
-            "parents; use placement='attached'"
-        )
-    return pid

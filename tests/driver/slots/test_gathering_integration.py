@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -31,7 +33,8 @@ def count(_args: Any, ctx: Any) -> int:
 
 
 def hold_slot(begun: Path) -> None:
-    begun.touch()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Spark may end its daemon as a launch ends
+    begun.write_text(str(os.getppid()))
     while not begun.with_suffix(".end").exists():
         threading.Event().wait(0.1)
 
@@ -62,6 +65,8 @@ def test_clusters_launched_at_once_gather_in_the_slots_that_others_leave_and_are
             with pytest.raises(ReservationTimeoutError, match="worker"):
                 startup = sparkdl.Startup(timeout_s=2.0)
                 sparkdl.launch(spark_local, count, nodes=2, startup=startup, framework="plain")
+            # Workers outlive Spark's daemon, which the system may kill. Spark gives them to nodes.
+            os.kill(int(slots[0].read_text()), signal.SIGKILL)
             slots.pop().with_suffix(".end").touch()
             fitted = dict(pool.map(fit, range(2)))
         finally:
