@@ -39,6 +39,7 @@ from sparkdl.ml.scoring.keras_objects import (
     save_to,
     scope,
 )
+from sparkdl.ml.scoring.keras_weights import large_weights
 from sparkdl.ml.scoring.source import ANY, ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.tensorflow import keras_predictor
 from sparkdl.values.ndarrays import Array
@@ -136,6 +137,11 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     Raises:
         ConfigError: if the model cannot be trained, or could not be returned; before any row.
     """
+    with large_weights(is_file=False):
+        return _train(task, ctx)
+
+
+def _train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
@@ -150,7 +156,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
         # Before the training, so that a model that cannot be returned fails before any epoch.
         save_to(file, model)
         if file.exists():  # on the chief
-            loaded(file, task.model_spec.objects)
+            loaded(file, task.model_spec.objects, reads=False)
     callbacks = task.made_callbacks()
     last = ctx.last_checkpoint if task.saves else None
     state = FitState(callbacks, last.folder if last else None)

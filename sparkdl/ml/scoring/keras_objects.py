@@ -17,6 +17,7 @@ from typing import Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, in_words
 from sparkdl.core.files import scratch_folder
+from sparkdl.ml.scoring.keras_weights import large_weights
 
 Objects = Mapping[str, Any]
 """Classes and functions by the names that configurations of Keras call them by."""
@@ -56,7 +57,8 @@ def save_to(path: Path, model: Any) -> None:
     Under a strategy of several nodes all of them must call it, and the chief alone gets the file.
     """
     try:
-        model.save(path)
+        with large_weights():
+            model.save(path)
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ConfigError(
             f"the model {model.name!r} cannot be saved to a file, as it must travel: "
@@ -75,11 +77,16 @@ def saved(model: Any) -> bytes:
 def save_checked(path: Path, model: Any, objects: Objects) -> None:
     """Do what `save_to` does, of a model that can be made again from its file."""
     save_to(path, model)
-    loaded(path, objects)
+    loaded(path, objects, reads=False)
 
 
-def loaded(source: bytes | Path | str, objects: Objects, compiles: bool = False) -> Any:
-    """Return the Keras model of a `.keras` file, given as its content or its path."""
+def loaded(
+    source: bytes | Path | str, objects: Objects, compiles: bool = False, reads: bool = True
+) -> Any:
+    """Return the Keras model of a `.keras` file, given as its content or its path.
+
+    Without `reads` its large variables are zeros, see `large_weights`.
+    """
     try:
         import keras
     except ImportError as error:
@@ -96,7 +103,7 @@ def loaded(source: bytes | Path | str, objects: Objects, compiles: bool = False)
                 with zipfile.ZipFile(path) as archive:
                     if not any(each.compress_type for each in archive.infolist()):
                         archive.extractall(path := folder / "model")  # Keras checks the others
-            with scope(objects):
+            with scope(objects), large_weights(reads=reads):
                 return keras.saving.load_model(path, compile=compiles)
         except (TypeError, ValueError, KeyError, AttributeError, NameError) as error:
             name = "the model" if isinstance(source, bytes) else f"the model {source}"

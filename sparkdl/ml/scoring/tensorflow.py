@@ -25,19 +25,12 @@ from sparkdl.values.ndarrays import Array
 
 Specs = Iterable[tuple[str, Any]]
 _DEFAULT_KEY = "serving_default"
-_LARGE_NBYTES = 1 << 28
 
 
 def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
     prepare_worker(share)
     if source.format == "saved_model":
         return _saved_model(source)
-    given = source.given
-    with suppress(OSError):  # Keras says that there is no file
-        if isinstance(given, str) and Path(given).stat().st_size > _LARGE_NBYTES:
-            # TensorFlow would keep all that it needs to load, some three times the weights. The
-            # price: activations above 32 MB take a third more time.
-            os.environ.setdefault("TF_ONEDNN_USE_SYSTEM_ALLOCATOR", "1")
     check_backend()
     known = {}
     try:
@@ -49,7 +42,7 @@ def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
         raise ConfigError(
             f"the model cannot be made: {error}. {advice_on_missing(error)}"
         ) from error
-    return keras_predictor(loaded(given, known))
+    return keras_predictor(loaded(source.given, known))
 
 
 def check_backend() -> None:
