@@ -117,7 +117,13 @@ class KerasMaster:
         if task.seed is not None:
             keras.utils.set_random_seed(task.seed)
         self.task, self.model = task, task.model_spec.model()
-        _check(self.model)
+        for loss in keras.tree.flatten(self.model.loss):
+            reduction = getattr(loss, "reduction", _AVERAGES[0])
+            if reduction not in _AVERAGES:
+                raise ConfigError(
+                    f"the loss {loss.name!r} has reduction={reduction!r}: the gradients of "
+                    f"partitions are averaged by rows, so it must be {_AVERAGES[0]!r}"
+                )
         self.callbacks = keras.callbacks.CallbackList(
             task.made_callbacks(), add_history=True, model=self.model, epochs=task.epochs
         )
@@ -148,15 +154,3 @@ class KerasMaster:
         self.model.reset_metrics()
         assign(self.model.metrics_variables, states)
         return {name: float(value) for name, value in self.model.get_metrics_result().items()}
-
-
-def _check(model: Any) -> None:
-    import keras
-
-    for loss in keras.tree.flatten(model.loss):
-        reduction = getattr(loss, "reduction", _AVERAGES[0])
-        if reduction not in _AVERAGES:
-            raise ConfigError(
-                f"the loss {loss.name!r} has reduction={reduction!r}: the gradients of partitions "
-                f"are averaged by rows, so it must be {_AVERAGES[0]!r}"
-            )
