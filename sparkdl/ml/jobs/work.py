@@ -80,10 +80,12 @@ class Rows:
         start, stop = (at * int(self._starts[-1]) // steps for at in (step, step + 1))
         if start == stop:
             return {}
-        # Ascending, as the mapped file has them: a gradient does not depend on their order.
-        indices = (
-            np.arange(start, stop) if order is None else np.sort(self._positions(order)[start:stop])
-        )
+        indices = np.arange(start, stop)
+        if order is not None:
+            if self._order is None or self._order[0] != order:
+                self._order = (order, np.random.default_rng(order).permutation(self._starts[-1]))
+            # Ascending, as the mapped file has them: a gradient does not depend on their order.
+            indices = np.sort(self._order[1][start:stop])
         cuts = np.searchsorted(indices, self._starts)
         parts = [
             batch.take(pa.array(indices[first:last] - number))
@@ -96,11 +98,6 @@ class Rows:
             name: values_of(name, pa.concat_arrays([part.column(index) for part in parts]))
             for index, name in enumerate(columns)
         }
-
-    def _positions(self, order: tuple[int, int]) -> Array:
-        if self._order is None or self._order[0] != order:
-            self._order = (order, np.random.default_rng(order).permutation(self._starts[-1]))
-        return self._order[1]
 
 
 def folder_of(job: str) -> Path:
