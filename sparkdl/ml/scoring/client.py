@@ -204,13 +204,8 @@ class ScorerClient:
         parent = os.getppid()
         executor = executor or executor_jvm_pid() or parent
         name = name_of(executor, device, source)
-        start = Start(
-            name,
-            source,
-            tuple({executor, parent}),
-            cores or len(os.sched_getaffinity(0)),
-            bool(device),
-        )
+        cores = cores or len(os.sched_getaffinity(0))
+        start = Start(name, source, tuple({executor, parent}), cores, bool(device))
         deadline = Deadline.after(_START_S)
         # Repeated: a scorer that was found or started may end before this task has joined.
         while not deadline.has_passed:
