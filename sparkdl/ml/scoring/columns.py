@@ -240,7 +240,12 @@ def _softmax(values: Array) -> Array:
 
 def _array(values: Array, kind: pa.DataType) -> pa.Array:
     if is_vector(kind):
-        return _vectors(values.astype(np.float64), kind)
+        # Type 1 of Spark's vectors: dense, without size and indices.
+        types = pa.array(np.ones(len(values), np.int8))
+        size = pa.nulls(len(values), kind.field("size").type)
+        indices = pa.nulls(len(values), kind.field("indices").type)
+        inner = _array(values.astype(np.float64), kind.field("values").type)
+        return pa.StructArray.from_arrays([types, size, indices, inner], fields=list(kind))
     if is_list(kind):
         rows, width = values.shape[:2]
         ends = pa.array(np.arange(rows + 1, dtype=np.int32) * np.int32(width))
@@ -250,16 +255,3 @@ def _array(values: Array, kind: pa.DataType) -> pa.Array:
     if flat.dtype == object:
         return pa.array(flat, pa.binary()).cast(kind)
     return pa.array(flat).cast(kind)
-
-
-def _vectors(values: Array, kind: pa.DataType) -> pa.Array:
-    rows = len(values)
-    fields = {field.name: field.type for field in kind}
-    parts = [
-        # Type 1 of Spark's vectors: dense, without size and indices.
-        pa.array(np.ones(rows, np.int8)),
-        pa.nulls(rows, fields["size"]),
-        pa.nulls(rows, fields["indices"]),
-        _array(values, fields["values"]),
-    ]
-    return pa.StructArray.from_arrays(parts, fields=list(kind))
