@@ -131,17 +131,14 @@ def _check(column: str, kind: t.DataType, tensor: Tensor) -> None:
         kind = kind.elementType
     if tensor.dtype == ANY:
         takes = not isinstance(kind, t.StructType | t.MapType | t.NullType)
+        advice = "Give its parts as separate columns"
     else:
         takes = spark_family(kind) in (("text",) if tensor.dtype == TEXT else NUMERIC)
+        advice = "Cast it, or map another column to the input"
     if not takes:
         raise ConfigError(
             f"column {column!r} is of type {kind.simpleString()}, which cannot feed the model's "
-            f"input {tensor}"
-            + (
-                ". Give its parts as separate columns"
-                if tensor.dtype == ANY
-                else ". Cast it, or map another column to the input"
-            )
+            f"input {tensor}. {advice}"
         )
 
 
@@ -251,16 +248,14 @@ def _shaped(values: Array, tensor: Tensor, column: str) -> Array:
     if tensor.shape is None:
         return values
     own, wanted = values.shape[1:], tensor.shape[1:]
-    if own == wanted:
-        return values
-    # Vectors of Spark ML and stored images are flat.
-    if not (None in wanted or is_csr(values)) and prod(own) == prod(n or 0 for n in wanted):
-        return values.reshape(len(values), *(n or 0 for n in wanted))
     is_alike = len(own) == len(wanted) and all(
         n in (None, size) for n, size in zip(wanted, own, strict=True)
     )
     if is_alike:
         return values
+    # Vectors of Spark ML and stored images are flat.
+    if not (None in wanted or is_csr(values)) and prod(own) == prod(n or 0 for n in wanted):
+        return values.reshape(len(values), *(n or 0 for n in wanted))
     raise FeedTypeError(
         f"column {column!r} holds rows of shape {list(own)}, and the model's input is {tensor}. "
         "Give it that shape, or map another one to the input"
