@@ -24,6 +24,7 @@ from sparkdl.ml.scoring.describe import signature_of
 from sparkdl.ml.scoring.inputs import as_mapping, input_columns
 from sparkdl.ml.scoring.keras_objects import Objects, loaded, registered
 from sparkdl.ml.scoring.predict import SCORE_ROWS, scored
+from sparkdl.ml.scoring.share import sharing_of
 from sparkdl.ml.scoring.source import ModelSource, Signature, source_of, with_keys
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.torch import module_of, module_signature, plain, save_module
@@ -57,15 +58,9 @@ class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size
         else:
             model = f"{self.uid} ({source.path})"
         invalid = self.getHandleInvalid()
-        return scored(
-            dataset,
-            Score(source, model, inputs, columns, args.batch_size, invalid),
-            results,
-            self.getKeep(),
-            self.getModelPer(),
-            self._named_by,
-            file,
-        )
+        sharing = sharing_of(dataset.sparkSession, self.getModelPer())
+        score = Score(source, model, inputs, columns, args.batch_size, invalid, sharing)
+        return scored(dataset, score, results, self.getKeep(), self._named_by, file)
 
     def _named_by(self, _column: str) -> str:
         return "output_mapping"
@@ -367,10 +362,8 @@ class TorchModel(NetworkModel, params=["input_shapes"]):
         by_input = {inputs[column]: (None, *shape) for column, shape in shapes.items()}
         # Parameters with a default are fed only if they are mapped.
         taken = (*required, *(tensor for tensor in optional if tensor.name in wanted))
-        signature = Signature(
-            tuple(replace(t, shape=by_input.get(t.name, t.shape)) for t in taken), ()
-        )
-        return file.source, signature, args, self._outputs()
+        shaped = tuple(replace(t, shape=by_input.get(t.name, t.shape)) for t in taken)
+        return file.source, Signature(shaped, ()), args, self._outputs()
 
     def _contents(self, _spark: SparkSession) -> Contents:
         return {MODEL: self._known_file()}

@@ -6,7 +6,6 @@ Runs in: driver
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +123,8 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
             cannot be read, or `make` cannot be pickled. Later failures are an `InferenceError` or
             `FeedTypeError` in Spark's error, which names the rows and the partition.
     """
-    for name, value in (
-        ("batch_size", batch_size),
-        ("handle_invalid", handle_invalid),
-        ("model_per", model_per),
-    ):
+    given = {"batch_size": batch_size, "handle_invalid": handle_invalid, "model_per": model_per}
+    for name, value in given.items():
         try:
             TABLE[name].converted(value)
         except TypeError as error:
@@ -148,8 +144,9 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         columns,
         batch_size,
         handle_invalid,
-        error_col=error_col,
-        group_by=None if group_by_length is None else _place(frame, input_cols, group_by_length),
+        sharing_of(frame.sparkSession, model_per),
+        error_col,
+        None if group_by_length is None else _place(frame, input_cols, group_by_length),
     )
     if error_col == "":
         raise ConfigError("error_col='' must be the name of a column, or None")
@@ -161,10 +158,9 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
             "tells its rows apart"
         )
     if checkpoint is not None and key is not None:
-        score = replace(score, sharing=sharing_of(frame.sparkSession, model_per))
         kept = [frame.columns[index] for index in kept_columns(frame.columns, keep)]
         return scored_once(frame, score, results, kept, key, str(checkpoint), identity(make))
-    return scored(frame, score, results, keep, model_per)
+    return scored(frame, score, results, keep)
 
 
 def _inputs(
@@ -221,7 +217,6 @@ def scored(
     score: Score,
     results: StructType,
     keep: Keep,
-    model_per: str,
     named_by: Callable[[str], str] = lambda _: "schema",
     file: ModelFile | None = None,
 ) -> DataFrame:
@@ -232,7 +227,6 @@ def scored(
     Args:
         file: the score's model, which is kept as long as the outputs may be asked for.
     """
-    score = replace(score, sharing=sharing_of(frame.sparkSession, model_per))
     kept = kept_columns(frame.columns, keep)
     names = [frame.columns[index] for index in kept]
     check_names(names, results.names, named_by, tells_cases(frame))
