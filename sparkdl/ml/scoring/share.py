@@ -17,10 +17,6 @@ from sparkdl.node.gpus import owned_gpus
 MODEL_PER = ("auto", "slot", "executor")
 """The unit that has a copy of the model: each task slot, or each executor or each of its GPUs."""
 
-_DEVICES = Path("/dev")
-# Not `nvidiactl` and others, which are no GPUs.
-_NUMBERED = "nvidia[0-9]*"
-
 
 @dataclass(frozen=True)
 class Share:
@@ -81,7 +77,11 @@ class Sharing:
 
     def own_device(self) -> str | None:
         """Return `device` for the task that runs here."""
-        device = self.device(task_share(), seen_gpus())
+        # What programs started here would see, as CUDA_VISIBLE_DEVICES names them.
+        seen = visible_gpus()
+        if seen is None:  # all, and not `nvidiactl` and others, which are no GPUs
+            seen = tuple(str(n) for n, _ in enumerate(Path("/dev").glob("nvidia[0-9]*")))
+        device = self.device(task_share(), seen)
         if device is None or sys.platform == "linux":
             return device
         if self.model_per == "auto":
@@ -102,13 +102,6 @@ def sharing_of(spark: Any, model_per: str) -> Sharing:
     cores = local[1] if local else setting("spark.executor.cores")
     gpus = float(setting("spark.task.resource.gpu.amount") or 0)
     return Sharing(model_per, int(cores) if cores.isdigit() else None, gpus)
-
-
-def seen_gpus() -> tuple[str, ...]:
-    """Return the GPUs that programs started here would see, as CUDA_VISIBLE_DEVICES names them."""
-    if (visible := visible_gpus()) is not None:
-        return visible
-    return tuple(str(number) for number, _ in enumerate(_DEVICES.glob(_NUMBERED)))
 
 
 def take_share(share: Share) -> None:
