@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 
@@ -89,9 +89,9 @@ class Chunk:
 
     start: int
     columns: Columns
-    values: dict[str, Array]
-    given: dict[str, pa.Array]
-    valid: Array | None
+    values: dict[str, Array] = field(default_factory=dict)
+    given: dict[str, pa.Array] = field(default_factory=dict)
+    valid: Array | None = None
     numbers: pa.Array | None = None
 
     def widened(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
@@ -104,17 +104,13 @@ class Chunk:
 
     @property
     def rows(self) -> str:
-        return _rows_named(self.start, len(self.columns[0]), self.numbers)
+        from pyspark import TaskContext
 
-
-def _rows_named(start: int, count: int, numbers: pa.Array | None) -> str:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    rows = f"{start} to {start + count - 1}"
-    if numbers is not None:
-        rows = listed([str(number) for number in sorted(numbers.to_pylist())])
-    return f"rows {rows}" + (f", partition {context.partitionId()}" if context else "")
+        context = TaskContext.get()
+        rows = f"{self.start} to {self.start + len(self.columns[0]) - 1}"
+        if self.numbers is not None:
+            rows = listed([str(number) for number in sorted(self.numbers.to_pylist())])
+        return f"rows {rows}" + (f", partition {context.partitionId()}" if context else "")
 
 
 def by_length(columns: Columns, place: int, start: int) -> Columns:
@@ -133,7 +129,7 @@ def by_number(scored: Sequence[tuple[Chunk, list[pa.Array]]]) -> tuple[Chunk, li
     outputs = _joined([tuple(found) for _, found in scored])
     masks = [np.ones(len(c.columns[0]), bool) if c.valid is None else c.valid for c, _ in scored]
     valid = np.concatenate(masks)[order]
-    chunk = Chunk(0, columns, {}, {}, None if valid.all() else valid)
+    chunk = Chunk(0, columns, valid=None if valid.all() else valid)
     return chunk, [column.take(pa.array(order)) for column in outputs]
 
 
@@ -294,7 +290,7 @@ class Score:
                     if halves := part.halves():
                         parts.extendleft(reversed(halves))
                         continue
-                    part.chunk, outputs = Chunk(part.start, part.columns, {}, {}, None), []
+                    part.chunk, outputs = Chunk(part.start, part.columns), []
                     text = str(error)
                 assert part.chunk is not None
                 answer = part.chunk.widened(outputs) if outputs else self._nulls(part.chunk)
@@ -333,6 +329,7 @@ class Score:
             raise InferenceError(f"{self.model}: {error}") from error.__cause__
 
     def _chunk(self, start: int, columns: Columns) -> Chunk:
+        chunk = Chunk(start, columns, numbers=None if self.group_by is None else columns[-1])
         given = columns[: len(self.inputs)]
         try:
             valid = self._valid(given)
@@ -342,13 +339,9 @@ class Score:
             inputs = () if is_empty else self.inputs
             values = input_values(inputs, given[: len(inputs)])
         except FeedTypeError as error:
-            rows = _rows_named(start, len(columns[0]), self._numbers(columns))
-            raise FeedTypeError(f"{self.model}, {rows}: {error}") from error
+            raise FeedTypeError(f"{self.model}, {chunk.rows}: {error}") from error
         by_input = {wanted.tensor.name: c for wanted, c in zip(inputs, given, strict=False)}
-        return Chunk(start, columns, values, by_input, valid, self._numbers(columns))
-
-    def _numbers(self, columns: Columns) -> pa.Array | None:
-        return None if self.group_by is None else columns[-1]
+        return replace(chunk, values=values, given=by_input, valid=valid)
 
     def _nulls(self, chunk: Chunk) -> list[pa.Array]:
         return [pa.nulls(len(chunk.columns[0]), output.type) for output in self.outputs]
