@@ -246,9 +246,8 @@ class Jobs:
             # Each of them now computes where it has just got its rows.
             moved = sorted(set(whole.missing))
             _log.info("Moving partitions %s of the %s rows to other executors", moved, parts.role)
-            rest = self._context.runJob(
-                stored.again.mapPartitionsWithIndex(work), lambda pairs: pairs, moved
-            )
+            again = stored.again.mapPartitionsWithIndex(work)
+            rest = self._context.runJob(again, lambda pairs: pairs, moved)
             return total([replace(whole, missing=()), *(each for _, each in rest)])
 
     @contextmanager

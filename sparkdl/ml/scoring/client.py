@@ -166,9 +166,8 @@ class ScorerClient:
         self.is_async = False
         """Whether the scorer runs an `async` function; unknown before the first answer."""
         with ExitStack() as stack:
-            self._client = stack.enter_context(
-                flight.FlightClient(uri_of(name), generic_options=_OPTIONS)
-            )
+            client = flight.FlightClient(uri_of(name), generic_options=_OPTIONS)
+            self._client = stack.enter_context(client)
             # A call that lasts as long as the task: until then the scorer does not end.
             call = self._client.do_exchange(flight.FlightDescriptor.for_command(b""))
             stack.callback(_cancel, *call)

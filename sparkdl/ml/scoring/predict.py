@@ -133,10 +133,7 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     results = result_schema(schema)
     if isinstance(make, Generator):
         make._check(frame.schema, input_cols, results.names)
-    columns = tuple(
-        OutputColumn(field.name, field.name, field.type, "function")
-        for field in arrow_schema(results)
-    )
+    columns = tuple(OutputColumn(x.name, x.name, x.type, "function") for x in arrow_schema(results))
     score = Score(
         source_of_content(_pickled(make, results.names), "function"),
         f"the function of {_name(make)}",
