@@ -123,10 +123,8 @@ def source_of(
 ) -> ModelSource:
     """Return the source for a model at `path`, a local path or a URL."""
     path = local_path(path)
-    if path.endswith(".keras"):
-        return ModelSource(path, "keras", fingerprint(path))
-    source = ModelSource(path, "saved_model", fingerprint(path))
-    return with_keys(source, signature_def_key, tag_set)
+    kind: Format = "keras" if path.endswith(".keras") else "saved_model"
+    return with_keys(ModelSource(path, kind, fingerprint(path)), signature_def_key, tag_set)
 
 
 def with_keys(
