@@ -18,7 +18,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -76,7 +76,6 @@ class Checkpoint:
             raise ConfigError(f"checkpoint={path!r} must be a folder, with none of *?[]{{}} in it")
         storage, folder = locate(path)
         url = f"file://{folder}" if storage.uri == "file://" else path.rstrip("/")
-        new = cls(storage, folder, url, model)
         system = open_storage(storage)
         selector = pafs.FileSelector(folder, allow_not_found=True, recursive=True)
         try:
@@ -90,7 +89,7 @@ class Checkpoint:
                         f"checkpoint={path!r} holds other files, such as {others[0]}: give a "
                         "folder that is empty, or not there yet"
                     )
-                return new
+                return cls(storage, folder, url, model)
             with system.open_input_stream(f"{folder}/{runs[-1]}") as file:
                 manifest = json.loads(file.read())
         except _FAILURES as error:
@@ -106,7 +105,7 @@ class Checkpoint:
         own = [name for name in names if re.fullmatch(rf"{last}\w+\.parquet", name)]
         parts = (*manifest["parts"], *own)
         left = tuple(name for name in names if "/." in name)
-        return replace(new, number=int(last.split("-")[1]), parts=parts, left=left)
+        return cls(storage, folder, url, model, int(last.split("-")[1]), parts, left)
 
     def begin(self) -> str:
         """Write the manifest of a further run, and return its name."""
@@ -173,11 +172,11 @@ def scored_once(
     with named_jobs(spark, "sparkdl", f"predict into {path}"):
         done, placed, given = read(checkpoint.parts), by_position(frame), f.col("c0")
         wanted = placed.select(given.alias(_KEY))
-        found = _compared(wanted, done.select(column(key).alias(_KEY)))
+        keys = done.select(column(key).alias(_KEY))
+        found = _compared(wanted, keys)
         _check_keys(key, found)
         if found.missing:
             if checkpoint.parts:
-                keys = done.select(column(key).alias(_KEY))
                 placed = placed.join(keys, given == f.col(_KEY), "left_anti")
                 placed = placed.repartition(found.slices + 1, given)
             run = checkpoint.begin()
