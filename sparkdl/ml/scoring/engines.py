@@ -15,7 +15,6 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.values.ndarrays import Array
 
 _RESULTS = ("text", "tokens", "finish_reason")
-_METHODS = ("open", "generate", "close")
 
 
 class Engine(Protocol):
@@ -32,7 +31,7 @@ class Engine(Protocol):
 
 
 def is_engine(value: Any) -> bool:
-    return all(callable(getattr(value, name, None)) for name in _METHODS)
+    return all(callable(getattr(value, name, None)) for name in ("open", "generate", "close"))
 
 
 @dataclass

@@ -45,8 +45,7 @@ def _told_by(value: Any, homes: tuple[str | None, ...], seen: dict[int, Any]) ->
         return "again"
     seen[id(value)] = value
     if isinstance(value, Mapping):
-        items = [(_told(k, homes, seen), _told(v, homes, seen)) for k, v in value.items()]
-        return sorted(items)
+        return sorted((_told(k, homes, seen), _told(v, homes, seen)) for k, v in value.items())
     if isinstance(value, list | tuple | set | frozenset):
         each = [_told(each, homes, seen) for each in value]
         return each if isinstance(value, list | tuple) else sorted(each)

@@ -104,7 +104,6 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
         except (Exception, SystemExit) as error:  # noqa: BLE001 (each task raises it)
             model = client.Failed(f"it cannot be loaded: {in_words(error)}", False)
         self._is_async = isinstance(model, AsyncPredictor)
-        rows: _Rows | None
         left: list[_Rows | None] = []
         while rows := left.pop() if left else self._rows.get():
             if rows.call.is_cancelled():
