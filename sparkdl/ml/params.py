@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -49,14 +50,11 @@ class Row:
             raise ConfigError(f"{self.name}={value!r} {error}") from None
 
 
-def _whole(minimum: int) -> Callable[[Any], int]:
-    def convert(value: Any) -> int:
-        number = TypeConverters.toInt(value)
-        if number < minimum:
-            raise ConfigError(f"must be at least {minimum}")
-        return number
-
-    return convert
+def _whole(minimum: int, value: Any) -> int:
+    number = TypeConverters.toInt(value)
+    if number < minimum:
+        raise ConfigError(f"must be at least {minimum}")
+    return number
 
 
 def _columns(value: Any) -> str | Sequence[str]:
@@ -76,14 +74,11 @@ def _weights(value: Any) -> Any:
     return TypeConverters.toListFloat(value)
 
 
-def _one_of(*words: str) -> Callable[[Any], str]:
-    def convert(value: Any) -> str:
-        if value not in words:
-            near = did_you_mean(str(value), words)
-            raise ConfigError(f"cannot be: choose one of {', '.join(map(repr, words))}{near}")
-        return str(value)
-
-    return convert
+def _one_of(words: Sequence[str], value: Any) -> str:
+    if value not in words:
+        near = did_you_mean(str(value), words)
+        raise ConfigError(f"cannot be: choose one of {', '.join(map(repr, words))}{near}")
+    return str(value)
 
 
 def _input_mode(value: Any) -> int:
@@ -95,20 +90,16 @@ def _input_mode(value: Any) -> int:
     return int(value)
 
 
-def _object(kind: type[T]) -> Callable[[Any], T]:
-    """Return what takes an option object, or its fields as a saved stage has them."""
-
-    def convert(value: Any) -> T:
-        if isinstance(value, kind):
-            return value
-        if isinstance(value, Mapping):
-            return kind(**value)
-        raise TypeError(
-            f"Could not convert {value!r} to a sparkdl.{kind.__name__}: give one, or a dict of "
-            "its fields"
-        )
-
-    return convert
+def _object(kind: type[T], value: Any) -> T:
+    """Return an option object, given itself, or its fields as a saved stage has them."""
+    if isinstance(value, kind):
+        return value
+    if isinstance(value, Mapping):
+        return kind(**value)
+    raise TypeError(
+        f"Could not convert {value!r} to a sparkdl.{kind.__name__}: give one, or a dict of "
+        "its fields"
+    )
 
 
 def as_it_is(value: Any) -> Any:
@@ -124,19 +115,20 @@ _FROM_SPARK = 1
 _UPPER = {"Ps": "PS", "Tfrecord": "TFRecord", "Gpus": "GPUs"}
 """Words of names as TensorFlowOnSpark writes them in setters."""
 _int, _text, _bool = TypeConverters.toInt, TypeConverters.toString, TypeConverters.toBoolean
+_natural, _positive = partial(_whole, 0), partial(_whole, 1)
 _dict = TFTypeConverters.toDict
 
 _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     # TensorFlowOnSpark's, with its defaults
-    ("batch_size", 100, _whole(1), "Rows in a batch"),
-    ("cluster_size", 1, _whole(1), "Nodes of the cluster, ps included"),
-    ("epochs", 1, _whole(1), "How often the data is fed"),
+    ("batch_size", 100, _positive, "Rows in a batch"),
+    ("cluster_size", 1, _positive, "Nodes of the cluster, ps included"),
+    ("epochs", 1, _positive, "How often the data is fed"),
     ("grace_secs", 30, _int, "Passed to train_fn; fit waits until train_fn has returned"),
     ("input_mapping", {}, _dict, "DataFrame column to the model's input"),
     ("input_mode", _FROM_SPARK, _input_mode, "How nodes get data; always 1, from Spark"),
     ("master_node", "chief", _text, "Job name of the node that leads"),
     ("model_dir", None, _text, "Folder for checkpoints, or for the trained model"),
-    ("num_ps", 0, _whole(0), "Parameter servers among the nodes"),
+    ("num_ps", 0, _natural, "Parameter servers among the nodes"),
     ("driver_ps_nodes", False, _bool, "Run the parameter servers as processes of the "
      "driver's machine"),
     ("output_mapping", {}, _dict, "The model's output to DataFrame column"),
@@ -150,16 +142,16 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "serving_default, if it is not set"),
     ("tag_set", None, _text, "Tags of the SavedModel, separated by commas"),
     # not in TensorFlowOnSpark, for training
-    ("recovery", None, _object(Recovery), "How to react to failures and hangs"),
-    ("feeding", None, _object(Feeding), "How rows reach the nodes"),
-    ("observe", None, _object(Observe), "How the cluster reports progress"),
-    ("startup", None, _object(Startup), "Where nodes start, and how"),
+    ("recovery", None, partial(_object, Recovery), "How to react to failures and hangs"),
+    ("feeding", None, partial(_object, Feeding), "How rows reach the nodes"),
+    ("observe", None, partial(_object, Observe), "How the cluster reports progress"),
+    ("startup", None, partial(_object, Startup), "Where nodes start, and how"),
     ("validation_indicator_col", None, _text, "Boolean column: rows where it is true are not "
      "trained on; they are the feed 'validation'"),
     ("weight_col", None, _text, "Column of the rows' weights"),
     ("seed", None, _int, "Of random numbers: initial weights, order of rows"),
-    ("num_gpus", None, _whole(0), "GPUs for each node; by default what Spark assigned, or one"),
-    ("max_restarts", 0, _whole(0), "How often all nodes restart after a failure, from the last "
+    ("num_gpus", None, _natural, "GPUs for each node; by default what Spark assigned, or one"),
+    ("max_restarts", 0, _natural, "How often all nodes restart after a failure, from the last "
      "checkpoint, if there is a checkpoint_dir"),
     ("checkpoint_dir", None, _text, "Folder that all nodes reach. Each fit has its own folder in "
      "it for its checkpoints, which is deleted when it has succeeded"),
@@ -169,11 +161,11 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "'double', 'array<float>', 'binary'; by default that of the model's output"),
     ("keep", True, _bool_or_texts, "Which of the DataFrame's columns transform returns: all, none, "
      "or those named"),
-    ("handle_invalid", "error", _one_of(*INVALID), "A row with a null in an input column: 'error', "
-     "'skip' leaves it out, 'keep' gives it null outputs"),
-    ("model_per", "auto", _one_of(*MODEL_PER), "Where the model is loaded: 'slot': in each task "
-     "slot; 'executor': once per GPU of an executor, or once without; 'auto': 'executor' where "
-     "tasks share GPUs, else 'slot'"),
+    ("handle_invalid", "error", partial(_one_of, INVALID), "A row with a null in an input column: "
+     "'error', 'skip' leaves it out, 'keep' gives it null outputs"),
+    ("model_per", "auto", partial(_one_of, MODEL_PER), "Where the model is loaded: 'slot': in each "
+     "task slot; 'executor': once per GPU of an executor, or once without; 'auto': 'executor' "
+     "where tasks share GPUs, else 'slot'"),
     # for PyTorch
     ("input_shapes", {}, _dict, "DataFrame column to the shape of its rows, for arrays that are "
      "stored flat: [3, 224, 224]"),
@@ -182,12 +174,12 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("text_col", "text", _text, "Column of the texts"),
     ("tokenizer", None, as_it_is, "Of Transformers: itself, its folder, or a function that makes "
      "it; by default the one in the model's folder"),
-    ("max_length", None, _whole(1), "Tokens after which a text is cut off; by default what the "
+    ("max_length", None, _positive, "Tokens after which a text is cut off; by default what the "
      "tokenizer and the model take"),
     ("lora", None, as_it_is, "True, or a config of peft: train small matrices beside the frozen "
      "weights, and merge them in the end"),
     # for Keras
-    ("num_workers", 1, _whole(1), "Nodes that train"),
+    ("num_workers", 1, _positive, "Nodes that train"),
     ("features_col", "features", _columns, "Column of the features: array, vector or number; or "
      "several columns of numbers, which make a vector"),
     ("label_col", "label", _labels, "Column of the labels; several for the outputs in their order, "
@@ -208,8 +200,8 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "'accuracy', functions of output and label, metrics of torchmetrics"),
     ("sparse", [], TypeConverters.toListString, "Columns of features, vectors, that stay sparse"),
     ("shuffle", True, _bool, "Whether rows come in random order"),
-    ("mode", "nodes", _one_of("nodes", "jobs"), "How to train: on a cluster of nodes, or as Spark "
-     f"jobs without nodes, see {docs_page('spark-ml')}"),
+    ("mode", "nodes", partial(_one_of, ("nodes", "jobs")), "How to train: on a cluster of nodes, "
+     f"or as Spark jobs without nodes, see {docs_page('spark-ml')}"),
 )  # fmt: skip
 
 
