@@ -236,8 +236,8 @@ class HasParams(Params):
             # As Spark ML's own classes do: each stage copies it, with itself as the parent.
             param = Param(Params._dummy(), row.name, row.doc, row.converted)
             setattr(cls, row.name, param)
-            setattr(cls, f"set{row.accessor}", _setter(row))
-            setattr(cls, f"get{row.accessor}", _getter(row))
+            for method in _setter_and_getter(row):
+                setattr(cls, method.__name__, method)
 
     def _set_table_defaults(self, **own: Any) -> None:
         self._setDefault(**{n: own.get(n, row.default) for n, row in self._rows.items()})
@@ -250,22 +250,17 @@ class HasParams(Params):
         def __getattr__(self, name: str) -> Any: ...
 
 
-def _setter(row: Row) -> Callable[..., Any]:
+def _setter_and_getter(row: Row) -> tuple[Callable[..., Any], ...]:
     def set_param(self: Any, value: Any) -> Any:
         return self._set(**{row.name: value})
 
-    set_param.__name__ = f"set{row.accessor}"
-    set_param.__doc__ = f"Set `{row.name}`: {row.doc}."
-    return set_param
-
-
-def _getter(row: Row) -> Callable[..., Any]:
     def get_param(self: Any) -> Any:
         return self.getOrDefault(row.name)
 
-    get_param.__name__ = f"get{row.accessor}"
+    set_param.__name__, get_param.__name__ = f"set{row.accessor}", f"get{row.accessor}"
+    set_param.__doc__ = f"Set `{row.name}`: {row.doc}."
     get_param.__doc__ = f"Return `{row.name}`: {row.doc}."
-    return get_param
+    return set_param, get_param
 
 
 class TFParams(HasParams):
