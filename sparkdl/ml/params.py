@@ -102,10 +102,6 @@ def _object(kind: type[T], value: Any) -> T:
     )
 
 
-def as_it_is(value: Any) -> Any:
-    return value
-
-
 def _bool_or_texts(value: Any) -> bool | Sequence[str]:
     return value if isinstance(value, bool) else TypeConverters.toListString(value)
 
@@ -115,6 +111,7 @@ _FROM_SPARK = 1
 _UPPER = {"Ps": "PS", "Tfrecord": "TFRecord", "Gpus": "GPUs"}
 """Words of names as TensorFlowOnSpark writes them in setters."""
 _int, _text, _bool = TypeConverters.toInt, TypeConverters.toString, TypeConverters.toBoolean
+as_it_is = TypeConverters.identity
 _natural, _positive = partial(_whole, 0), partial(_whole, 1)
 _dict = TFTypeConverters.toDict
 
