@@ -27,11 +27,15 @@ def main() -> None:
     from pyspark.daemon import manager
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    names = os.environ.get("SPARKDL_PRELOAD", "tensorflow").split(",")
+    # TensorFlow last: its symbols crash a later import of Triton, which PyTorch for GPUs brings
+    # (https://github.com/tensorflow/tensorflow/issues/124205).
+    asked = sorted(filter(None, map(str.strip, names)), key=lambda name: "tensorflow" in name)
     stdout = os.dup(1)
     os.dup2(2, 1)  # Spark reads a port from the standard output, which is no place for a log line
     try:
         with quick_imports():
-            for name in (*_asked(), "pandas", "sparkdl.ml.scoring.task"):
+            for name in (*asked, "pandas", "sparkdl.ml.scoring.task"):
                 import_module(name)
     except ImportError as error:
         _log.warning(
@@ -45,13 +49,6 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # or a worker's collector would copy the pages by looking at them
     manager()
-
-
-def _asked() -> list[str]:
-    names = os.environ.get("SPARKDL_PRELOAD", "tensorflow").split(",")
-    # TensorFlow last: its symbols crash a later import of Triton, which PyTorch for GPUs brings
-    # (https://github.com/tensorflow/tensorflow/issues/124205).
-    return sorted(filter(None, map(str.strip, names)), key=lambda name: "tensorflow" in name)
 
 
 if __name__ == "__main__":
