@@ -31,8 +31,6 @@ from sparkdl.feed.transfer.files import FilePiece, SentFile, digest_of
 from sparkdl.feed.transfer.messages import BROKEN, FeedSpec, flight_reason
 from sparkdl.ml.scoring.source import SPARK_FILE, Format, ModelSource
 
-_PATIENCE_S = 60.0
-"""For which no piece may come before the driver gives up."""
 _PAUSE_S = 0.5
 _PLAN_NBYTES = 64 << 20
 """Above this a model is no part of a plan: Spark Connect ends at messages of 128 MB."""
@@ -43,10 +41,6 @@ _served: list[tuple[ModelFile, Any]] = []
 None where there is no reference, and the file stays until the program ends."""
 _released: list[str] = []
 """Names of files that no plan needs any more: the next model's tasks delete them at executors."""
-_ADVICE = (
-    f"The driver must reach the agents' ports ({docs_page('security', 'ports')}). Or set model_dir "
-    "to a folder that nodes and driver share"
-)
 
 
 class ModelFile:
@@ -165,7 +159,7 @@ def _delete(path: Path, pid: int, copies: list[Path]) -> None:
 
 
 def fetch_file(
-    spec: FeedSpec, uri: str, sent: SentFile, target: Path, patience_s: float = _PATIENCE_S
+    spec: FeedSpec, uri: str, sent: SentFile, target: Path, patience_s: float = 60.0
 ) -> None:
     """Write a file of a node's agent to `target`, over as many connections as it takes.
 
@@ -206,5 +200,6 @@ def fetch_file(
 def _failed(sent: SentFile, done: int, uri: str, reason: str) -> ResultError:
     return ResultError(
         f"{sent.name} did not reach the driver: {done} of {sent.nbytes} bytes came from {uri}: "
-        f"{reason}. {_ADVICE}"
+        f"{reason}. The driver must reach the agents' ports ({docs_page('security', 'ports')}). Or "
+        "set model_dir to a folder that nodes and driver share"
     )
