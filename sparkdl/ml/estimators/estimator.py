@@ -81,6 +81,14 @@ class TFEstimator(
 
     def _fitted(self, dataset: DataFrame) -> TFModel:
         args: Any = self.merge_args_params()
+        options = launch_options(args)
+        board = (args.model_dir or True) if _value(args, "tensorboard") else False
+        options["observe"] = replace(options.get("observe", Observe()), tensorboard=board)
+        options["roles"] = Roles(
+            ps=_value(args, "num_ps"),
+            ps_on_driver=_value(args, "driver_ps_nodes"),
+            chief=args.master_node,
+        )
         training = Training(
             map_fun=self.train_fn,
             # Programs of TensorFlowOnSpark parse their command line in `train_fn`.
@@ -90,25 +98,11 @@ class TFEstimator(
             # In the order of names, as TensorFlowOnSpark feeds them.
             columns=tuple(sorted(args.input_mapping)),
             validation_col=args.validation_indicator_col,
-            options=self._options(args),
+            options={**options, "framework": args.framework},
         )
         model = self._copyValues(TFModel(self.args))
         model._summary = training.run(dataset)
         return model
-
-    def _options(self, args: Any) -> dict[str, Any]:
-        board = (args.model_dir or True) if _value(args, "tensorboard") else False
-        options = launch_options(args)
-        return {
-            **options,
-            "framework": args.framework,
-            "roles": Roles(
-                ps=_value(args, "num_ps"),
-                ps_on_driver=_value(args, "driver_ps_nodes"),
-                chief=args.master_node,
-            ),
-            "observe": replace(options.get("observe", Observe()), tensorboard=board),
-        }
 
     def _contents(self, spark: SparkSession) -> Contents:
         return packed_code(self.train_fn, self.args)
