@@ -8,7 +8,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
@@ -28,7 +27,6 @@ from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.core.texts import did_you_mean
 from sparkdl.driver.executors.scored import addressed, check_distinct, column, tells_cases
 from sparkdl.driver.executors.sessions import default_fs
-from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
 from sparkdl.ml.estimators.columns import VALIDATION, Columns, by_tensor, outputs_by_column
@@ -92,7 +90,16 @@ class Training:
         ):
             if url := cluster.tensorboard_url():
                 _log.info("TensorBoard answers at %s", url)
-            report = self._feed(cluster, training, validation)
+            validating = None
+            if validation is not None:
+                validating = cluster.feed_async(validation, self.epochs, feed=VALIDATION)
+                # By a callback, so that its readers see its end also while this thread waits below.
+                validating.add_done_callback(lambda _: cluster.end_feeds(VALIDATION))
+            report = cluster.feed(training, self.epochs, **self.order)
+            cluster.end_feeds(DEFAULT_FEED)
+            cluster.wait()
+            if validating is not None:
+                validating.result()
             try:
                 results = cluster.results()
             except ResultError as error:
@@ -144,21 +151,6 @@ class Training:
 
     def _fed(self, rows: DataFrame) -> DataFrame:
         return rows.select(*map(without_nulls, rows.schema)) if self.refuses_nulls else rows
-
-    def _feed(
-        self, cluster: Cluster, training: DataFrame, validation: DataFrame | None
-    ) -> FeedReport:
-        validating: Future[FeedReport] | None = None
-        if validation is not None:
-            validating = cluster.feed_async(validation, self.epochs, feed=VALIDATION)
-            # By a callback, so that its readers see its end also while this thread waits below.
-            validating.add_done_callback(lambda _: cluster.end_feeds(VALIDATION))
-        report = cluster.feed(training, self.epochs, **self.order)
-        cluster.end_feeds(DEFAULT_FEED)
-        cluster.wait()
-        if validating is not None:
-            validating.result()
-        return report
 
 
 @contextmanager
