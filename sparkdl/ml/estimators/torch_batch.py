@@ -94,7 +94,8 @@ def loss_of(given: Any) -> Loss:
 
 def _module_loss(module: Any) -> Loss:
     # PyTorch's class, because a subclass takes the same labels.
-    name = next(kind.__name__ for kind in type(module).__mro__ if kind.__module__ == _HOME)
+    home = "torch.nn.modules.loss"
+    name = next(kind.__name__ for kind in type(module).__mro__ if kind.__module__ == home)
     if module.reduction == "sum":
         raise ConfigError(
             f"loss={module}: a sum over the rows of a node depends on how many nodes there are. "
@@ -108,9 +109,6 @@ def _module_loss(module: Any) -> Loss:
         by_row.reduction = "none"
     is_own = type(module).__name__ != name
     return Loss(name, module, by_row, name in _CLASSES, _SCORES.get(name, ""), is_own)
-
-
-_HOME = "torch.nn.modules.loss"
 
 
 def _named(name: str, home: Any, what: str) -> Any:
