@@ -53,16 +53,15 @@ class Loss:
 
     def of(self, output: Any, label: Any, weight: torch.Tensor | None) -> torch.Tensor:
         """Return the mean over the rows of their losses, each times its weight."""
-        found = (self.by_row or self.call)(output, label) if weight is not None else None
-        if found is None:
+        if weight is None:
             # A function of the user's may return the loss of each row.
             return self.call(output, label).mean()
+        found = (self.by_row or self.call)(output, label)
         if not found.ndim:
             raise ConfigError(
                 f"the loss {self.name} returned a single number, and weight_col needs the loss of "
                 "each row: return a tensor [rows], or give a loss of torch.nn"
             )
-        assert weight is not None
         # A row may have several values, as an image has.
         return (found.reshape(len(weight), -1).mean(1) * weight).mean()
 
