@@ -195,24 +195,24 @@ class Head:
         names = {int(number): str(name) for number, name in (labels or {0: "", 1: ""}).items()}
         return cls(architecture, tuple(names[number] for number in sorted(names)))
 
+    @classmethod
+    def in_folder(cls, path: str) -> Head:
+        """Return the head of a model's folder, checked without Transformers, before nodes start."""
+        storage, inner = locate(path)
+        if "config.json" not in _names_in(path):
+            raise ConfigError(
+                f"model={path!r}: must be a folder that model.save_pretrained(folder) wrote, with "
+                "a config.json, and that driver and nodes can read; a hub's names are not looked up"
+            )
+        with open_storage(storage).open_input_stream(f"{inner}/config.json") as file:
+            config: dict[str, Any] = json.loads(file.read())
+        return cls.of((config.get("architectures") or [""])[0], config.get("id2label"))
+
     @property
     def is_causal(self) -> bool:
         """Whether it may be that of a language model; a node runs the model to find out."""
         _, is_headed, task = self.architecture.partition("For")
         return not is_headed or task in ("CausalLM", "ConditionalGeneration")
-
-
-def look_at(path: str) -> Head:
-    """Check a model's folder without Transformers, before nodes start."""
-    storage, inner = locate(path)
-    if "config.json" not in _names_in(path):
-        raise ConfigError(
-            f"model={path!r}: must be a folder that model.save_pretrained(folder) wrote, with a "
-            "config.json, and that driver and nodes can read; a hub's names are not looked up"
-        )
-    with open_storage(storage).open_input_stream(f"{inner}/config.json") as file:
-        config: dict[str, Any] = json.loads(file.read())
-    return Head.of((config.get("architectures") or [""])[0], config.get("id2label"))
 
 
 def look_at_tokenizer(path: str) -> None:

@@ -17,14 +17,7 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.core.jobs import named_jobs
 from sparkdl.driver.executors.scored import column
 from sparkdl.ml.estimators.columns import Columns
-from sparkdl.ml.estimators.text_make import (
-    Head,
-    MakeText,
-    adamw,
-    check_lora,
-    look_at,
-    look_at_tokenizer,
-)
+from sparkdl.ml.estimators.text_make import Head, MakeText, adamw, check_lora, look_at_tokenizer
 from sparkdl.ml.estimators.torch_batch import check_optimizer, metrics_of
 from sparkdl.ml.estimators.torch_estimator import ModuleEstimator, module_file
 from sparkdl.ml.estimators.torch_train import TorchTask, check_lightning
@@ -185,7 +178,7 @@ class TransformersEstimator(
         """
         head = self._head
         if isinstance(self._made, str):
-            head = look_at(self._made)
+            head = Head.in_folder(self._made)
         if head is None:
             return None
         # The model of a folder gets a new head for labels.

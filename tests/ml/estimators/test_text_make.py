@@ -11,7 +11,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.columns import Columns
-from sparkdl.ml.estimators.text_make import Head, MakeText, look_at, look_at_tokenizer
+from sparkdl.ml.estimators.text_make import Head, MakeText, look_at_tokenizer
 from sparkdl.ml.estimators.torch_train import TorchTask, train
 from sparkdl.ml.scoring.source import Signature
 from sparkdl.ml.scoring.text import TokenLoss
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused_before_the_first_row(given: Any, match: st
 
 def test_folder_gets_a_new_head_and_trains_in_full_precision(tmp_path: Path) -> None:
     folder = saved(tmp_path, transformers.BertModel(bert_config()).bfloat16())
-    assert look_at(folder) == Head("BertModel", None)
+    assert Head.in_folder(folder) == Head("BertModel", None)
     look_at_tokenizer(folder)
     module: Any = MakeText(model=folder, kind="classification", classes=5)()
     assert module(TEXTS).shape == (len(TEXTS), 5)
@@ -135,7 +135,7 @@ def test_folder_gets_a_new_head_and_trains_in_full_precision(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=f"the folder '{folder}' has no tokenizer"):
         look_at_tokenizer(folder)
     with pytest.raises(ConfigError, match=r"must be a folder that model.save_pretrained"):
-        look_at("bert-base-uncased")
+        Head.in_folder("bert-base-uncased")
 
 
 @needs("peft")
