@@ -19,7 +19,6 @@ from sparkdl.ml.estimators.torch_train import (
     TorchTask,
     check_lightning,
     check_trainer_args,
-    inputs_of,
     train,
 )
 from sparkdl.ml.estimators.training import Inputs, check_fits, check_schema
@@ -102,7 +101,7 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
         # Without PyTorch on the driver, the nodes check it.
         if isinstance(task.made, ModelFile) and find_spec("torch"):
             signature = module_signature(module_of(task.made.path, maps=True))
-        return inputs_of(signature, task)
+        return task.inputs_of(signature)
 
 
 class TorchEstimator(ModuleEstimator, params=["optimizer", "loss", "metrics"]):

@@ -90,6 +90,18 @@ class ModuleTask(Task):
         given = replace(made, model=source) if isinstance(made, MakeText) else source
         return replace(self, made=given)
 
+    def inputs_of(self, signature: Signature) -> dict[str, Tensor]:
+        """Return the parameter of `forward` that each column feeds."""
+        features = self.columns.features
+        chosen = [tensor for tensor in signature.optional if tensor.name in features.values()]
+        found = inputs_by_column(features, [*signature.inputs, *chosen])
+        return {
+            column: replace(tensor, shape=(None, *self.shapes[column]))
+            if column in self.shapes
+            else tensor
+            for column, tensor in found.items()
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorchTask(ModuleTask):
@@ -140,7 +152,7 @@ def train(task: ModuleTask, ctx: NodeContext) -> dict[str, Any]:
                 f"{type(module).__name__} has no forward, by which the trained model scores: "
                 "define it"
             )
-    inputs = inputs_of(module_signature(module), task)
+    inputs = task.inputs_of(module_signature(module))
     # Before the training, so that a module that cannot travel costs no epochs.
     file = left_folder() / f"{task.name}.pt"
     save_module(file, module)
@@ -214,19 +226,6 @@ def _made(task: ModuleTask, ctx: NodeContext) -> Any:
         # Otherwise dropout would leave out the same places on all nodes.
         torch.manual_seed(task.seed + ctx.rank)
     return module
-
-
-def inputs_of(signature: Signature, task: ModuleTask) -> dict[str, Tensor]:
-    """Return the parameter of `forward` that each column feeds."""
-    features = task.columns.features
-    chosen = [tensor for tensor in signature.optional if tensor.name in features.values()]
-    found = inputs_by_column(features, [*signature.inputs, *chosen])
-    return {
-        column: replace(tensor, shape=(None, *task.shapes[column]))
-        if column in task.shapes
-        else tensor
-        for column, tensor in found.items()
-    }
 
 
 def _home(module: Any) -> Any:
