@@ -595,8 +595,7 @@ def _scored(output: Tensor, values: torch.Tensor, scores: Scores) -> Tensor:
     is_float = output.dtype != TEXT and values.is_floating_point()
     if not is_float or output.shape is None or values.ndim > 2:
         return output
-    several = values.ndim == 2 and values.shape[1] > 1
-    if not several:
+    if values.ndim < 2 or values.shape[1] < 2:
         return replace(output, is_softmax=scores == "sigmoid", is_logits=scores == "logit")
     # By the values, because a module of PyTorch does not say what its last layer is.
     is_whole = bool((values >= 0).all()) and bool(((values.sum(1) - 1).abs() < 1e-3).all())
