@@ -44,17 +44,15 @@ class ModuleEstimator(NetworkEstimator[TorchModel], params=["input_shapes", "tra
         Raises:
             ConfigError: if it is neither, or cannot travel to the nodes.
         """
-        # Not imported here: the driver may lack it, and then `model` is no module of it.
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(model, torch.nn.Module):
-            self._made = module_file(model)
-        elif callable(model):
-            self._made = model
-        else:
+        if not callable(model):
             raise ConfigError(
                 f"model is a {type(model).__name__}; give a torch.nn.Module or a function without "
                 "arguments that makes one"
             )
+        # Not imported here: the driver may lack it, and then `model` is no module of it.
+        torch = sys.modules.get("torch")
+        is_module = torch is not None and isinstance(model, torch.nn.Module)
+        self._made = module_file(model) if is_module else model
         return self
 
     def _fitted(self, dataset: DataFrame) -> TorchModel:
