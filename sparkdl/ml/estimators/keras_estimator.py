@@ -130,8 +130,7 @@ class KerasEstimator(
             file, signature, summary = fit_keras(task, training, plan, dataset)
         else:
             file, signature, summary = self._trained(dataset, training)
-        fitted = KerasModel(file, signature, task.model_spec.objects)
-        return self._with_values(fitted, summary)
+        return self._with_values(KerasModel(file, signature, task.model_spec.objects), summary)
 
     def _task(self) -> KerasTask:
         self._check_made()

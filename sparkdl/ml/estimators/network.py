@@ -34,7 +34,6 @@ from sparkdl.ml.scoring.source import Format, Signature
 from sparkdl.ml.summary import TrainingSummary
 
 Trained = tuple[ModelFile, Signature, TrainingSummary]
-_BATCH_ROWS = 32
 _PICKLED = ("optimizer", "loss", "metrics", "trainer_args", "tokenizer", "lora")
 """Parameters whose values may be objects; they are saved like the user's functions."""
 
@@ -61,7 +60,7 @@ class NetworkEstimator(
 
     def __init__(self, model: Any = None, *, callbacks: Any = (), **params: Any) -> None:
         super().__init__()
-        self._set_table_defaults(batch_size=_BATCH_ROWS, **self._defaults)
+        self._set_table_defaults(batch_size=32, **self._defaults)
         if unknown := [name for name in params if not self.hasParam(name)]:
             known = ["model", "callbacks", *(param.name for param in self.params)]
             advice = did_you_mean(unknown[0], known)
