@@ -28,14 +28,7 @@ from urllib.parse import unquote
 import cloudpickle
 import pyarrow as pa
 import pyarrow.fs as pafs
-from pyspark.ml.util import (
-    DefaultParamsReader,
-    DefaultParamsWriter,
-    MLReadable,
-    MLReader,
-    MLWritable,
-    MLWriter,
-)
+from pyspark.ml import util
 from pyspark.sql import SparkSession
 
 from sparkdl.core.errors import ConfigError
@@ -51,7 +44,7 @@ _WRITE_NBYTES = 32 << 20
 _COPY_NBYTES = 4 << 20
 
 
-class StageWriter(MLWriter):
+class StageWriter(util.MLWriter):
     """Saves a stage: its parameters, `stage._extra()` and `stage._contents()`."""
 
     def __init__(self, stage: Any) -> None:
@@ -72,7 +65,7 @@ class StageWriter(MLWriter):
         }
         extra = {**stage._extra(), "contents": {name: _nbytes(x) for name, x in contents.items()}}
         try:
-            metadata = DefaultParamsWriter._get_metadata_to_save(stage, spark, extra, params)
+            metadata = util.DefaultParamsWriter._get_metadata_to_save(stage, spark, extra, params)
         except TypeError as error:
             raise ConfigError(
                 f"a parameter of {stage.uid} cannot be saved: {error}. Set it to numbers, texts, "
@@ -114,7 +107,7 @@ def _nbytes(content: bytes | os.PathLike[str]) -> int:
     return len(content) if isinstance(content, bytes) else os.stat(content).st_size
 
 
-class StageReader(MLReader[Any]):
+class StageReader(util.MLReader[Any]):
     """Loads what `StageWriter` saved."""
 
     def __init__(self, kind: Any) -> None:
@@ -130,7 +123,7 @@ class StageReader(MLReader[Any]):
         spark, wanted = self.sparkSession, self._kind.__name__
         with named_jobs(spark, "sparkdl", f"load {wanted}"):
             (line,) = spark.read.text(f"{path}/metadata").collect()
-            metadata = DefaultParamsReader._parseMetaData(line.value)
+            metadata = util.DefaultParamsReader._parseMetaData(line.value)
             found = metadata["class"]
             # Not the module, because modules have moved.
             if found.rpartition(".")[2] != wanted:
@@ -143,7 +136,7 @@ class StageReader(MLReader[Any]):
                 _read_contents(spark, f"{path}/data", files, metadata["contents"])
                 stage = self._kind._restored(files, metadata)
         stage._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(stage, metadata)
+        util.DefaultParamsReader.getAndSetParams(stage, metadata)
         return stage
 
 
@@ -167,7 +160,7 @@ def _read_contents(
         )
 
 
-class Saved(MLWritable, MLReadable[Any]):
+class Saved(util.MLWritable, util.MLReadable[Any]):
     """Makes a stage writable and readable.
 
     A stage of sparkdl has `__module__ = "sparkdl"`: Spark ML finds the class of a saved stage by
