@@ -123,10 +123,8 @@ class KerasEstimator(
             check_labels(task.columns, known.outputs, dataset.schema)
         training = self._training(train, task)
         if self.getMode() == "jobs":
-            plan = Plan(
-                *(self.getNumWorkers(), self.getBatchSize(), task.epochs),
-                *(task.shuffle, task.seed or 0),
-            )
+            nodes, rows = self.getNumWorkers(), self.getBatchSize()
+            plan = Plan(nodes, rows, task.epochs, task.shuffle, task.seed or 0)
             file, signature, summary = fit_keras(task, training, plan, dataset)
         else:
             file, signature, summary = self._trained(dataset, training)
