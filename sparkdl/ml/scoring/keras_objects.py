@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import sys
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,14 +94,13 @@ def loaded(
             "pip install keras tensorflow (or tensorflow-cpu)"
         ) from error
     with scratch_folder() as folder:
-        path = folder / "model.keras" if isinstance(source, bytes) else Path(source)
+        # Keras unpacks it beside its path.
+        path = folder / (Path("a.keras") if isinstance(source, bytes) else Path(source)).name
         if isinstance(source, bytes):
             path.write_bytes(source)
+        else:
+            path.symlink_to(Path(source).absolute())
         try:
-            if zipfile.is_zipfile(path):  # Keras would read it into memory
-                with zipfile.ZipFile(path) as archive:
-                    if not any(each.compress_type for each in archive.infolist()):
-                        archive.extractall(path := folder / "model")  # Keras checks the others
             with scope(objects), large_weights(reads=reads):
                 return keras.saving.load_model(path, compile=compiles)
         except (TypeError, ValueError, KeyError, AttributeError, NameError) as error:

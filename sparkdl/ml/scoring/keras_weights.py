@@ -28,17 +28,12 @@ _ALIGN_NBYTES = 64
 
 @dataclass(frozen=True)
 class _Making:
-    """How large variables are made at this time.
-
-    Attributes:
-        is_file: whether their values come from a file.
-        reads: whether these are read; if not, they are zeros that take no memory.
-        left: variables that have no value of the file yet, with their initializers, by id.
-    """
+    """How large variables are made at this time, see `large_weights`."""
 
     is_file: bool
     reads: bool
     left: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """Variables that have no value of the file yet, with their initializers, by id."""
 
 
 _making: ContextVar[_Making | None] = ContextVar("_making", default=None)
@@ -48,7 +43,8 @@ _making: ContextVar[_Making | None] = ContextVar("_making", default=None)
 def large_weights(is_file: bool = True, reads: bool = True) -> Iterator[None]:
     """Hold large variables once, meanwhile: of Keras models that are made, or loaded from a file.
 
-    Nothing changes with another backend than TensorFlow, or a Keras that stores them otherwise.
+    Without `reads` those of a file are zeros, which take no memory. Nothing changes with another
+    backend than TensorFlow, or a Keras that stores variables otherwise.
     """
     import keras
 
@@ -76,15 +72,11 @@ def _make(stock: Function, variable: Any, initializer: Any) -> None:
         making.left[id(variable)] = variable, initializer
         stock(variable, lambda shape, dtype: _tensor(_unwritten(shape, dtype)))
     else:
-        stock(variable, _in_a_graph(initializer))
+        import tensorflow as tf
 
-
-def _in_a_graph(initializer: Any) -> Any:
-    """Return a random initializer as a graph, whose operations reuse the memory of their inputs."""
-    import tensorflow as tf
-
-    is_random = type(initializer).__module__ == "keras.src.initializers.random_initializers"
-    return tf.function(initializer, autograph=False) if is_random else initializer
+        is_random = type(initializer).__module__ == "keras.src.initializers.random_initializers"
+        # In a graph, operations reuse the memory of their inputs.
+        stock(variable, tf.function(initializer, autograph=False) if is_random else initializer)
 
 
 def _assign(stock: Function, variable: Any, value: Any) -> Any:
