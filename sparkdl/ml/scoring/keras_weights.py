@@ -141,11 +141,13 @@ def _tensor(array: Array) -> Any:
 
 
 _STORE = "keras.src.saving.saving_lib:H5IOStore"
+_GROUP = "_h5_entry_group"
 _VARIABLE = "keras.src.backend:Variable"
+_MAKING = ("self", "initializer")
 _PATCHES = (
-    Patch(f"{_VARIABLE}._initialize_with_initializer", ("self", "initializer"), _make),
+    Patch(f"{_VARIABLE}._initialize_with_initializer", _MAKING, _make, ("_shape", "_dtype")),
     Patch(f"{_VARIABLE}.assign", ("self", "value"), _assign),
     Patch("keras.src.saving.saving_lib:is_memory_sufficient", ("model",), _fits),
-    Patch(f"{_STORE}.__getitem__", ("self", "key"), _read, ("safe_get_h5_dataset",)),
-    Patch(f"{_STORE}.__setitem__", ("self", "key", "value"), _write, ("_h5_entry_group",)),
+    Patch(f"{_STORE}.__getitem__", ("self", "key"), _read, (_GROUP, "safe_get_h5_dataset")),
+    Patch(f"{_STORE}.__setitem__", ("self", "key", "value"), _write, (_GROUP,)),
 )
