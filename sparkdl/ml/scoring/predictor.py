@@ -120,23 +120,19 @@ class AsyncPredictor(Predictor):
             return self._columns(await self._run(values), values, outputs)
         # Returned: asyncio logs an error that a cancelled call raises, and an exit ends a loop.
         except BaseException as error:  # noqa: BLE001
-            return _rows_failed(error)
+            failed = RowsFailedError(in_words(error))
+            failed.__cause__ = error
+            return failed
 
 
 def answer_of(call: Call) -> list[pa.Array]:
     try:
         found = call.result()
     except concurrent.futures.CancelledError as error:  # before it began
-        found = _rows_failed(error)
+        raise RowsFailedError(in_words(error)) from error
     if isinstance(found, RowsFailedError):
         raise found
     return found
-
-
-def _rows_failed(error: BaseException) -> RowsFailedError:
-    failed = RowsFailedError(in_words(error))
-    failed.__cause__ = error
-    return failed
 
 
 def _serve(end: asyncio.Future[None]) -> None:
