@@ -92,7 +92,7 @@ Call = concurrent.futures.Future[list[pa.Array] | RowsFailedError]
 
 
 class AsyncPredictor(Predictor):
-    """An `async` function, which an event loop in a thread calls; `run` is a coroutine function.
+    """An `async` function, by `start` in a thread's event loop; `run` is a coroutine function.
 
     The thread ends once nothing refers to the predictor, or with the process.
     """
@@ -103,11 +103,6 @@ class AsyncPredictor(Predictor):
         end = self._loop.create_future()
         threading.Thread(target=_serve, args=(end,), name="sparkdl-async", daemon=True).start()
         weakref.finalize(self, self._loop.call_soon_threadsafe, end.set_result, None)
-
-    def columns(
-        self, values: Mapping[str, Array], outputs: Sequence[OutputColumn]
-    ) -> list[pa.Array]:
-        return answer_of(self.start(values, outputs))
 
     def start(self, values: Mapping[str, Array], outputs: Sequence[OutputColumn]) -> Call:
         """Start a call, which `answer_of` waits for, or `cancel` ends."""
