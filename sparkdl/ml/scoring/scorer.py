@@ -17,8 +17,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -111,7 +112,9 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
             elif isinstance(model, AsyncPredictor):
                 self._begin(model, rows)
             elif isinstance(model, client.Failed):
-                rows.answer.put(self._answer(model, rows))
+                # Only now, as a task knows why: later ones would start another scorer in vain.
+                self._close()
+                rows.answer.put(model)
             else:
                 self._answer_together(model, self._with_others(rows, left))
 
@@ -136,7 +139,8 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
                 columns = model.columns(values, together[0].piece.outputs)
         for rows in together:
             if columns is None:
-                rows.answer.put(self._answer(model, rows))
+                alone = partial(model.columns, rows.values, rows.piece.outputs)
+                rows.answer.put(self._answer(alone, rows))
             else:
                 part = [column.slice(start, _count(rows)) for column in columns]
                 rows.answer.put(_batch(part))
@@ -147,23 +151,15 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
         def answer(call: Call) -> None:
             del self._calls[call]
             has_gone = rows.call.is_cancelled()
-            rows.answer.put(None if has_gone else self._answer(call, rows))
+            rows.answer.put(None if has_gone else self._answer(partial(answer_of, call), rows))
 
         call = model.start(rows.values, rows.piece.outputs)
         self._calls[call] = rows.call
         call.add_done_callback(answer)
 
-    def _answer(self, model: Predictor | Call | client.Failed, rows: _Rows) -> Any:
-        if isinstance(model, client.Failed):
-            # Not before a task knows why: one that comes later would start another scorer in vain.
-            self._close()
-            return model
+    def _answer(self, wait: Callable[[], list[pa.Array]], rows: _Rows) -> Any:
         try:
-            if isinstance(model, Predictor):
-                columns = model.columns(rows.values, rows.piece.outputs)
-            else:
-                columns = answer_of(model)
-            found = _batch(columns)
+            found = _batch(wait())
         except BaseException as error:  # noqa: BLE001 (its task waits for an answer)
             self._failed.add(rows.piece.task)
             if len(self._failed) >= _MAX_FAILED:  # the model's state may be broken, or the GPU's
