@@ -46,7 +46,6 @@ from sparkdl.node.resources import executor_jvm_pid, oom_kills
 from sparkdl.values.columns import as_csr, convert, is_csr
 from sparkdl.values.ndarrays import Array, nest
 
-LEAVE = "leave"
 _PREFIX = "sparkdl-scorer-"
 # Not TMPDIR, which may be too long for a socket's path: on YARN it is.
 _FOLDER = Path("/tmp")
@@ -55,7 +54,6 @@ _START_S = 120.0
 _WELCOME_S = 60.0
 _END_S = 5.0
 _TAIL_NBYTES = 4000
-_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 # Else the next connection to this path, which may be to another scorer, would wait after an error.
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 _LOST = (pa.ArrowException, OSError, StopIteration)
@@ -317,7 +315,7 @@ def _start(start: Start, device: str, deadline: Deadline) -> None:
 def _environment(device: str) -> dict[str, str]:
     found = {**os.environ, "PYTHONPATH": python_path()}
     share = task_share()
-    for name in _THREADS:
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
         if share is not None and found.get(name) == str(share.cores):
             del found[name]  # Spark's, or this worker's: a task's share, not an executor's
     if device:

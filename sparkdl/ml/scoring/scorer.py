@@ -242,7 +242,7 @@ class Scorer(flight.FlightServerBase):  # type: ignore[misc]
                 suppress(pa.ArrowException, OSError),
                 flight.FlightClient(client.uri_of(name)) as other,
             ):
-                list(other.do_action(client.LEAVE, options))
+                list(other.do_action("leave", options))
 
     def _watch(self) -> None:
         """Copy printed output to the executor's log, and see when the scorer is to end."""
