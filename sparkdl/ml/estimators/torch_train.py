@@ -95,12 +95,9 @@ class ModuleTask(Task):
         features = self.columns.features
         chosen = [tensor for tensor in signature.optional if tensor.name in features.values()]
         found = inputs_by_column(features, [*signature.inputs, *chosen])
-        return {
-            column: replace(tensor, shape=(None, *self.shapes[column]))
-            if column in self.shapes
-            else tensor
-            for column, tensor in found.items()
-        }
+        for column in found.keys() & self.shapes.keys():
+            found[column] = replace(found[column], shape=(None, *self.shapes[column]))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
