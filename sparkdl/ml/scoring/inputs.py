@@ -248,10 +248,8 @@ def _shaped(values: Array, tensor: Tensor, column: str) -> Array:
     if tensor.shape is None:
         return values
     own, wanted = values.shape[1:], tensor.shape[1:]
-    is_alike = len(own) == len(wanted) and all(
-        n in (None, size) for n, size in zip(wanted, own, strict=True)
-    )
-    if is_alike:
+    pairs = zip(wanted, own, strict=False)
+    if len(own) == len(wanted) and all(n in (None, size) for n, size in pairs):
         return values
     # Vectors of Spark ML and stored images are flat.
     if not (None in wanted or is_csr(values)) and prod(own) == prod(n or 0 for n in wanted):
