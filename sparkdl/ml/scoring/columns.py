@@ -252,6 +252,4 @@ def _array(values: Array, kind: pa.DataType) -> pa.Array:
         inner = _array(values.reshape(-1, *values.shape[2:]), kind.value_type)
         return pa.ListArray.from_arrays(ends, inner, type=kind)
     flat = values.reshape(-1)
-    if flat.dtype == object:
-        return pa.array(flat, pa.binary()).cast(kind)
-    return pa.array(flat).cast(kind)
+    return pa.array(flat, pa.binary() if flat.dtype == object else None).cast(kind)
