@@ -13,7 +13,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -168,31 +168,26 @@ def fetch_file(
     """
     client, done, digest = None, 0, hashlib.sha256()
     deadline = Deadline.after(patience_s)
-    try:
-        with target.open("wb") as out:
-            while done < sent.nbytes:
-                ticket = flight.Ticket(msgspec.json.encode(FilePiece(sent.name, done)))
-                try:
-                    client = client or spec.connect(uri)
-                    reader = client.do_get(ticket, spec.options(deadline.remaining_s))
-                    data = memoryview(reader.read_chunk().data.column(0)[0].as_buffer())
-                except (*BROKEN, pa.ArrowException) as error:
-                    if deadline.has_passed or not isinstance(error, BROKEN):
-                        raise _failed(sent, done, uri, flight_reason(error)) from None
-                    if client is not None:
-                        client.close()
-                    client = None
-                    threading.Event().wait(_PAUSE_S)
-                    continue
-                if not data:
-                    raise _failed(sent, done, uri, "the file ends there")
-                out.write(data)
-                digest.update(data)
-                done += len(data)
-                deadline = Deadline.after(patience_s)
-    finally:
-        if client is not None:
-            client.close()
+    with target.open("wb") as out, ExitStack() as connection:
+        while done < sent.nbytes:
+            ticket = flight.Ticket(msgspec.json.encode(FilePiece(sent.name, done)))
+            try:
+                client = client or connection.enter_context(spec.connect(uri))
+                reader = client.do_get(ticket, spec.options(deadline.remaining_s))
+                data = memoryview(reader.read_chunk().data.column(0)[0].as_buffer())
+            except (*BROKEN, pa.ArrowException) as error:
+                if deadline.has_passed or not isinstance(error, BROKEN):
+                    raise _failed(sent, done, uri, flight_reason(error)) from None
+                connection.close()
+                client = None
+                threading.Event().wait(_PAUSE_S)
+                continue
+            if not data:
+                raise _failed(sent, done, uri, "the file ends there")
+            out.write(data)
+            digest.update(data)
+            done += len(data)
+            deadline = Deadline.after(patience_s)
     if done != sent.nbytes or digest.hexdigest() != sent.sha256:
         raise _failed(sent, done, uri, "its checksum is not that of the node's file")
 
