@@ -38,9 +38,10 @@ PROBABILITY = "probability"
 Parts = tuple[ModelSource, Signature, Any, tuple[StructType, tuple[OutputColumn, ...]]]
 
 
-class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size", *SCORING]):
+class FittedModel(Model, HasParams, Saved, params=["input_mapping", "batch_size", *SCORING]):
     _file: ModelFile | None = None
     """The model, unless it is in a folder that the executors can read."""
+    _summary: TrainingSummary | None = None
 
     def _parts(self) -> Parts:
         raise NotImplementedError
@@ -64,10 +65,6 @@ class ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size
 
     def _named_by(self, _column: str) -> str:
         return "output_mapping"
-
-
-class FittedModel(ScoringModel):
-    _summary: TrainingSummary | None = None
 
     @property
     def hasSummary(self) -> bool:
