@@ -30,7 +30,7 @@ from sparkdl.driver.executors.scored import addressed
 from sparkdl.driver.slots.spark_errors import raised_in_task
 from sparkdl.ml.estimators.keras_train import KerasTask, inputs_of, outputs_of, with_softmax
 from sparkdl.ml.estimators.training import Training, warn_of_no_numbers, without_vectors
-from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster
+from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster, as_arrays
 from sparkdl.ml.jobs.work import (
     STORED_SCHEMA,
     Parts,
@@ -230,7 +230,7 @@ class Jobs:
         steps: int,
     ) -> Sum:
         parts = stored.parts
-        with self.sent(master.state()) as state, self._named(what):
+        with self.sent(as_arrays(master.model.weights)) as state, self._named(what):
             work = Work(self._name, self._plan, parts, learner, state, epoch, step, steps)
             found = stored.kept.mapPartitionsWithIndex(work)
             groups = 0 if step is None else num_groups(len(parts.rows))

@@ -135,10 +135,6 @@ class KerasMaster:
         self.model.optimizer.build(self.model.trainable_variables)
         self.callbacks.on_train_begin()
 
-    def state(self) -> list[Array]:
-        """Return what `KerasLearner.load` takes over."""
-        return list(as_arrays(self.model.weights))
-
     def apply(self, learned: Sequence[Array]) -> None:
         """Take one step by the average of what workers have learned."""
         import keras

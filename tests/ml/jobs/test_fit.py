@@ -16,7 +16,7 @@ from sparkdl.ml.estimators.columns import Columns
 from sparkdl.ml.estimators.keras_train import KerasTask, ModelSpec
 from sparkdl.ml.jobs import work
 from sparkdl.ml.jobs.fit import explained
-from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster
+from sparkdl.ml.jobs.keras import KerasLearner, KerasMaster, as_arrays
 from sparkdl.ml.jobs.work import Rows, Sum, added, num_groups, num_steps, total, weighed
 from sparkdl.ml.scoring.keras_objects import saved
 from sparkdl.ml.scoring.source import source_of_content
@@ -145,7 +145,7 @@ def test_random_layers_draw_by_the_seed() -> None:
         model_spec=model_spec, columns=columns, batch_size=8, epochs=1, name="n", seed=1
     )
     learner = KerasLearner(asked, None)
-    state = KerasMaster(asked).state()
+    state = as_arrays(KerasMaster(asked).model.weights)
     rows = {"f": np.arange(40.0).reshape(8, 5), "l": np.ones(8)}
     vectors = []
     for seed in (1, 2, 1):
