@@ -281,8 +281,9 @@ class Score:
                     return
                 part, text = parts.popleft(), None
                 assert part.answer is not None
+                chunk = part.chunk or Chunk(part.start, part.columns)
                 try:
-                    with self._explained(part.chunk):
+                    with self._explained(chunk):
                         outputs = part.answer()
                 except (FeedTypeError, RowsFailedError) as error:
                     if self.error_col is None:
@@ -290,13 +291,12 @@ class Score:
                     if halves := part.halves():
                         parts.extendleft(reversed(halves))
                         continue
-                    part.chunk, outputs = Chunk(part.start, part.columns), []
+                    chunk, outputs = Chunk(part.start, part.columns), []
                     text = str(error)
-                assert part.chunk is not None
-                answer = part.chunk.widened(outputs) if outputs else self._nulls(part.chunk)
+                answer = chunk.widened(outputs) if outputs else self._nulls(chunk)
                 if self.error_col is not None:
                     answer.append(pa.array([text] * len(part.columns[0]), pa.string()))
-                yield part.chunk, answer
+                yield chunk, answer
 
     def _send(self, part: _Part, calls: _Calls, parts: Iterable[_Part]) -> None:
         try:
@@ -312,19 +312,18 @@ class Score:
             part.answer = calls.send(part.chunk)
 
     @contextmanager
-    def _explained(self, chunk: Chunk | None = None) -> Iterator[None]:
+    def _explained(self, chunk: Chunk) -> Iterator[None]:
         """Add the failed model, and its rows in a chunk, to errors."""
         try:
             yield
         except RowsFailedError as error:
-            if chunk is None or self.error_col is not None:
+            if self.error_col is not None:
                 raise
             raise InferenceError(
                 f"{self.model} failed on {chunk.rows}: {error}"
             ) from error.__cause__
         except ScorerLostError as error:
-            where = f" on {chunk.rows}" if chunk else ""
-            raise ScorerLostError(f"{self.model} failed{where}: {error}") from None
+            raise ScorerLostError(f"{self.model} failed on {chunk.rows}: {error}") from None
         except InferenceError as error:
             raise InferenceError(f"{self.model}: {error}") from error.__cause__
 
