@@ -58,7 +58,12 @@ class OutputColumn:
         if self.how == "class":
             values = values.argmax(axis=1)
             values = np.array(self.classes, object)[values] if self.classes else values
-        self.check(values)
+        if not fits(self.type, str(values.dtype), values.shape):
+            raise InferenceError(
+                f"the model's output {self.tensor!r} is {values.dtype} "
+                f"{['rows', *values.shape[1:]]}, and column {self.name!r} is declared as "
+                f"{self.type}. {self._remedy}"
+            )
         try:
             return _array(values, self.type)
         except pa.ArrowException as error:
@@ -75,15 +80,6 @@ class OutputColumn:
             f"Declare another type: setOutputTypes({{{self.name!r}: …}}), for example 'binary' for "
             "bytes that are no text"
         )
-
-    def check(self, values: Array) -> None:
-        """Check that an array of numbers can be a column of the declared type at all."""
-        if not fits(self.type, str(values.dtype), values.shape):
-            raise InferenceError(
-                f"the model's output {self.tensor!r} is {values.dtype} "
-                f"{['rows', *values.shape[1:]]}, and column {self.name!r} is declared as "
-                f"{self.type}. {self._remedy}"
-            )
 
 
 def type_encoded(kind: Any) -> bytes:
