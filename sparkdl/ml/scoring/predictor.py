@@ -45,21 +45,9 @@ class Predictor:
         self._run = run
         self._to_values = to_values
 
-    def __call__(
-        self, inputs: Mapping[str, Array], wanted: Sequence[str] | None = None
-    ) -> dict[str, Any]:
-        """Return the wanted outputs for some rows; by name, text as objects."""
-        return self._wanted(self._run(inputs), wanted)
-
-    def _wanted(self, found: Mapping[str, Any], wanted: Sequence[str] | None) -> dict[str, Any]:
-        names = list(found) if wanted is None else wanted
-        if unknown := [name for name in names if name not in found]:
-            raise InferenceError(
-                f"the model gave no output {', '.join(map(repr, unknown))}, but "
-                f"{', '.join(map(repr, found))}"
-            )
-        # Only the wanted outputs: each costs a copy from the device.
-        return {name: self._to_values(found[name]) for name in names}
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Any]:
+        """Return all outputs for some rows; by name, text as objects."""
+        return {name: self._to_values(each) for name, each in self._run(inputs).items()}
 
     def columns(
         self, values: Mapping[str, Array], outputs: Sequence[OutputColumn]
@@ -77,7 +65,14 @@ class Predictor:
         outputs: Sequence[OutputColumn],
     ) -> list[pa.Array]:
         rows = next(iter(values.values())).shape[0]
-        found = self._wanted(result, [output.tensor for output in outputs])
+        names = [output.tensor for output in outputs]
+        if unknown := [name for name in names if name not in result]:
+            raise InferenceError(
+                f"the model gave no output {', '.join(map(repr, unknown))}, but "
+                f"{', '.join(map(repr, result))}"
+            )
+        # Only the wanted outputs: each costs a copy from the device.
+        found = {name: self._to_values(result[name]) for name in names}
         for name, each in found.items():
             shape = list(each.shape) if hasattr(each, "shape") else [len(each)]
             if shape[:1] != [rows]:

@@ -74,12 +74,12 @@ def test_outputs_of_a_dict_go_by_key_and_bfloat16_comes_as_float32() -> None:
 
     found = load(source(named().to(torch.bfloat16)))
     given = {"x": np.array([[1.0, 2.0, 3.0]])}
-    outputs = found(given, ["twice"])
-    assert outputs.keys() == {"twice"}
+    outputs = found(given)
+    assert outputs.keys() == {"twice", "sum"}
     assert outputs["twice"].dtype == np.float32
     assert outputs["twice"].tolist() == [[2.0, 4.0, 6.0]]
     with pytest.raises(InferenceError, match="no output 'thrice', but 'twice', 'sum'"):
-        found(given, ["thrice"])
+        found.columns(given, [OutputColumn("a", "thrice", pa.float32())])
 
 
 def test_a_model_that_changes_its_input_does_not_change_the_rows() -> None:
