@@ -1,6 +1,6 @@
 """Replacing a framework's function in place, if the function is as expected.
 
-Runs in: child
+Runs in: driver, feeder, child
 """
 
 from __future__ import annotations

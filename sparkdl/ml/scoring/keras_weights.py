@@ -2,8 +2,6 @@
 
 Keras itself makes three copies to draw random values, four to read them (first values, the file's,
 and two on their way into TensorFlow) and three to write them.
-
-Runs in: driver, scorer, child
 """
 
 from __future__ import annotations
