@@ -13,8 +13,9 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.datasets.hugging_face import LoadedRows, hf_dataset
 from sparkdl.feed.reader.batches import EpochBatches
 from tests.doubles.feeds import Arrivals
-from tests.doubles.lazy import needs
+from tests.doubles.lazy import Lazy, needs
 
+loading: Any = Lazy("torch.utils.data")
 pytestmark = [pytest.mark.torch, needs("datasets"), needs("accelerate")]
 ROWS = [
     {"id": i, "at": float(i), "tokens": [i] * (i % 3 + 1), "text": f"row {i}"} for i in range(10)
@@ -49,8 +50,6 @@ def test_rows_have_the_columns_types_and_a_look_at_the_first_takes_none() -> Non
 
 @pytest.mark.smoke
 def test_wrong_use_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.utils.data import DataLoader
-
     accelerate: Any = import_module("accelerate")
     with Arrivals() as it:
         data = dataset(it)
@@ -58,10 +57,10 @@ def test_wrong_use_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             dataset(it, 0, tail="short")
         prepare = accelerate.Accelerator(cpu=True).prepare
         with pytest.raises(ConfigError, match="set num_workers=0"):
-            prepare(DataLoader(data, batch_size=5, num_workers=2))
+            prepare(loading.DataLoader(data, batch_size=5, num_workers=2))
         split = import_module("datasets.distributed").split_dataset_by_node(data, 0, 2)
         with pytest.raises(ConfigError, match="leave out shard"):
-            prepare(DataLoader(split, batch_size=5))
+            prepare(loading.DataLoader(split, batch_size=5))
         reading = iter(data)
         next(reading)
         state = data.state_dict()
@@ -75,8 +74,6 @@ def test_wrong_use_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_used_rows_are_known_within_an_epoch_only_where_batches_are_the_feeds() -> None:
-    from torch.utils.data import DataLoader
-
     accelerate: Any = import_module("accelerate")
     known = {
         (5, "map"): [0, 1, 2],
@@ -94,7 +91,7 @@ def test_used_rows_are_known_within_an_epoch_only_where_batches_are_the_feeds() 
                 "filter": data.filter(lambda row: row["id"] < 4),
             }  # fmt: skip
             loader = accelerate.Accelerator(cpu=True).prepare(
-                DataLoader(changed[name], batch_size=size, collate_fn=list)
+                loading.DataLoader(changed[name], batch_size=size, collate_fn=list)
             )
             assert isinstance(loader.dataset, LoadedRows)
             batches = list(loader)

@@ -4,40 +4,36 @@ from __future__ import annotations
 
 import warnings
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError
+from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
+from sparkdl.datasets.tensorflow import let_strategies_keep_batches, tf_dataset
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.store.buffer import AppendRequest
 from tests.doubles.feeds import Arrivals, LocalNode, Running, labelled, numbers, vectors
+from tests.doubles.lazy import Lazy
 
-if TYPE_CHECKING:
-    import tensorflow as tf
-
+keras: Any = Lazy("keras")
+tf: Any = Lazy("tensorflow")
 pytestmark = pytest.mark.tensorflow
 
 
 @pytest.fixture(autouse=True)
 def _strategies_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tensorflow as tf
-
     original = tf.distribute.Strategy.experimental_distribute_dataset
     monkeypatch.setattr(tf.distribute.Strategy, "experimental_distribute_dataset", original)
 
 
-def dataset(it: Arrivals, x: Any = None, y: Any = None, batch_size: int = 4) -> tf.data.Dataset:
-    from sparkdl.datasets.tensorflow import tf_dataset
-
+def dataset(it: Arrivals, x: Any = None, y: Any = None, batch_size: int = 4) -> Any:
     names = [n for part in (x, y) for n in ([part] if isinstance(part, str) else part or [])]
     return tf_dataset(EpochBatches(it.reader, batch_size, tuple(names) or None), x, y)
 
 
 def test_elements_have_the_types_of_the_rows() -> None:
-    import tensorflow as tf
-
     features = tf.TensorSpec((None, 2), tf.float32)
     labels = tf.TensorSpec((None,), tf.int64)
     names = tf.TensorSpec((None,), tf.string)
@@ -52,11 +48,6 @@ def test_elements_have_the_types_of_the_rows() -> None:
 
 
 def test_sparse_vectors_stay_sparse_and_keras_trains_on_them() -> None:
-    import keras
-    import tensorflow as tf
-
-    from sparkdl.datasets.tensorflow import tf_dataset
-
     with Arrivals() as it:
         it.batch(vectors(0, 9, 4))
         it.end_epoch(0)
@@ -73,8 +64,6 @@ def test_sparse_vectors_stay_sparse_and_keras_trains_on_them() -> None:
 
 @pytest.mark.parametrize("count", [3, 8])
 def test_epoch_read_ahead_to_its_end_is_over_once_its_batches_are_asked_for(count: int) -> None:
-    from sparkdl.datasets.tensorflow import tf_dataset
-
     with Arrivals() as it:
         for epoch in range(2):
             it.batch(labelled(0, count), epoch)
@@ -126,8 +115,6 @@ def test_arrays_of_different_lengths_are_refused_without_padding() -> None:
 
 @pytest.mark.parametrize("length", [None, 4])
 def test_padded_arrays_are_tensors_with_lengths_and_masks(length: int | None) -> None:
-    from sparkdl.datasets.tensorflow import tf_dataset
-
     with Arrivals() as it:
         it.batch(LISTS)
         it.end_epoch(0)
@@ -148,8 +135,6 @@ def test_padded_arrays_are_tensors_with_lengths_and_masks(length: int | None) ->
 
 
 def test_times_are_integers_and_a_struct_is_its_fields() -> None:
-    import tensorflow as tf
-
     batch = pa.record_batch(
         {
             "at": pa.array([1_000_001, 2], pa.timestamp("us", "UTC")),
@@ -185,8 +170,6 @@ def test_times_are_integers_and_a_struct_is_its_fields() -> None:
     ],
 )
 def test_rows_unlike_the_first_ones_are_named(first: Any, later: Any, words: str) -> None:
-    import tensorflow as tf
-
     with Arrivals() as it:
         it.batch(pa.record_batch({"c": first}))
         it.batch(pa.record_batch({"c": later}))
@@ -202,7 +185,6 @@ def test_rows_unlike_the_first_ones_are_named(first: Any, later: Any, words: str
 
 def model(strategy: Any = None) -> Any:
     """Return a model that adds up the labels it was fed, as the metric "seen"."""
-    import tensorflow as tf
 
     class Seen(tf.keras.metrics.Metric):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -222,9 +204,6 @@ def model(strategy: Any = None) -> Any:
 
 
 def fit(model: Any, node: LocalNode, epochs: int) -> list[float]:
-    from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
-    from sparkdl.datasets.tensorflow import tf_dataset
-
     patch_fit_for_feeds()
     data = tf_dataset(EpochBatches(node.reader(), 4, ("x", "y")), "x", "y")
     history = model.fit(data, epochs=epochs, verbose=0, shuffle=False).history
@@ -232,8 +211,6 @@ def fit(model: Any, node: LocalNode, epochs: int) -> list[float]:
 
 
 def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them() -> None:
-    import tensorflow as tf
-
     built = model(tf.distribute.MirroredStrategy(["CPU:0"]))
     with LocalNode() as node:
         log = node.feeds.store.log("input")
@@ -250,14 +227,9 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them() -> None:
 
 @pytest.mark.parametrize(("steps", "found"), [(3, [3] * 4), (5, [5, 5, 2])])
 def test_fit_takes_the_steps_it_is_told_over_ends_of_epochs(steps: int, found: list[int]) -> None:
-    import keras
-
-    from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
-    from sparkdl.datasets.tensorflow import tf_dataset
-
-    patch_fit_for_feeds()
     built = keras.Sequential([keras.layers.Dense(1)])  # built by a look at the first batch
     built.compile("sgd", "mse")
+    patch_fit_for_feeds()
     ends: list[int] = []
     count = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: ends.append(0),
@@ -278,8 +250,6 @@ def test_fit_takes_the_steps_it_is_told_over_ends_of_epochs(steps: int, found: l
 
 
 def test_keras_warns_of_a_feed_that_is_short_of_steps_and_of_no_epochs_end() -> None:
-    from sparkdl.datasets.keras_epochs import patch_fit_for_feeds
-
     patch_fit_for_feeds()
     built = model()
     with Arrivals() as it:
@@ -297,10 +267,6 @@ def test_keras_warns_of_a_feed_that_is_short_of_steps_and_of_no_epochs_end() -> 
 
 def distribute(num_workers: int, data: Any) -> list[str]:
     """Distribute `data` with a strategy of that many nodes; return what was done."""
-    import tensorflow as tf
-
-    from sparkdl.datasets.tensorflow import let_strategies_keep_batches
-
     done: list[str] = []
 
     class Fake:
@@ -336,8 +302,6 @@ def distribute(num_workers: int, data: Any) -> list[str]:
     ],
 )
 def test_strategies_of_many_nodes_keep_a_feeds_batches(nodes: int, change: Any, done: str) -> None:
-    import tensorflow as tf
-
     with Arrivals() as it:
         it.batch(numbers(0, 3))
         others = tf.data.Dataset.range(4).batch(2)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +24,9 @@ from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingErro
 from sparkdl.datasets.torch import _loader_of_rows, let_accelerate_keep_batches, torch_dataset
 from sparkdl.feed.reader.batches import EpochBatches
 from tests.doubles.feeds import Arrivals, labelled, vectors
-from tests.doubles.lazy import needs
+from tests.doubles.lazy import Lazy, needs
 
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
+torch: Any = Lazy("torch")
 pytestmark = [
     pytest.mark.torch,
     # Whoever forks a process with threads is warned, by Python 3.12 and by JAX.
@@ -41,10 +39,8 @@ def dataset(it: Arrivals, x: Any = None, y: Any = None, batch_size: int = 4) -> 
     return torch_dataset(EpochBatches(it.reader, batch_size, tuple(names) or None), x, y)
 
 
-def loader(it: Arrivals, workers: int = 2, **options: Any) -> DataLoader[Any]:
-    from torch.utils.data import DataLoader
-
-    return DataLoader(
+def loader(it: Arrivals, workers: int = 2, **options: Any) -> Any:
+    return torch.utils.data.DataLoader(
         dataset(it, "y"),
         batch_size=None,
         num_workers=workers,
@@ -56,8 +52,6 @@ def loader(it: Arrivals, workers: int = 2, **options: Any) -> DataLoader[Any]:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:Sparse (CSR|invariant)")
 def test_sparse_vectors_stay_sparse_in_workers_too(workers: int) -> None:
-    import torch
-
     with Arrivals() as it:
         it.batch(vectors(0, 9, 4))
         it.end_epoch(0)
@@ -106,8 +100,6 @@ def error_of(batches: Any) -> Exception:
 
 
 def test_elements_are_tensors_or_lists_of_strings() -> None:
-    import torch
-
     with Arrivals() as it:
         it.batch(labelled(0, 2))
         it.end_epoch(0)
@@ -158,9 +150,6 @@ def test_column_that_is_no_tensor_is_refused_by_name(column: pa.Array, words: st
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_times_structs_and_padded_arrays_are_tensors(workers: int) -> None:
-    import torch
-    from torch.utils.data import DataLoader
-
     batch = pa.record_batch(
         {
             "at": pa.array([1_000_001, 2], pa.timestamp("us", "UTC")),
@@ -173,9 +162,8 @@ def test_times_structs_and_padded_arrays_are_tensors(workers: int) -> None:
         it.end_epoch(0)
         batches = EpochBatches(it.reader, 2, ("ids", "c", "ids.mask", "at"), pad={"ids": None})
         data = torch_dataset(batches, ["ids", "ids.mask", "c"], "at")
-        context = "fork" if workers else None
-        loader = DataLoader(data, None, num_workers=workers, multiprocessing_context=context)
-        ((x, y),) = loader
+        context = {"multiprocessing_context": "fork"} if workers else {}
+        ((x, y),) = torch.utils.data.DataLoader(data, None, num_workers=workers, **context)
     assert {name: value.tolist() for name, value in x.items()} == {
         "ids": [[1, 0], [2, 3]],
         "ids.mask": [[True, False], [True, True]],
@@ -199,8 +187,6 @@ def test_workers_share_each_epoch_and_end_with_it(is_persistent: bool) -> None:
 
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_loop_that_is_left_gives_its_rows_back(is_persistent: bool) -> None:
-    import torch
-
     with Arrivals() as it:
         feed(it, epochs=2, count=100)
         data = loader(it, persistent_workers=is_persistent)
@@ -297,11 +283,9 @@ def resumed(it: Arrivals, is_resumed: bool) -> Any:
 @pytest.mark.parametrize("is_prepared", [False, True])
 def test_skipped_batches_are_those_that_the_feed_has_left_out(is_prepared: bool) -> None:
     accelerate: Any = import_module("accelerate")  # before the dataset is made
-    from torch.utils.data import DataLoader
-
     for is_resumed in (True, False):
         with Arrivals() as it:
-            loader: Any = DataLoader(resumed(it, is_resumed), batch_size=None)
+            loader: Any = torch.utils.data.DataLoader(resumed(it, is_resumed), batch_size=None)
             if is_prepared:
                 loader = accelerate.Accelerator(cpu=True).prepare(loader)
             found = values(accelerate.skip_first_batches(loader, 3))
