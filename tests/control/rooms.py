@@ -142,10 +142,6 @@ async def speak(connection: ClientConnection, said: str | bytes) -> None:
     await asyncio.wait_for(connection.recv(), SOON_S)
 
 
-def frame_head(nbytes: int) -> bytes:
-    return b"\x81\xff" + nbytes.to_bytes(8, "big") + b"mask"
-
-
 def text_frame(payload: bytes) -> bytes:
     return Frame(Opcode.TEXT, payload).serialize(mask=True)
 

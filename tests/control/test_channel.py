@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, strategies as st
@@ -14,33 +12,13 @@ from hypothesis import given, strategies as st
 from sparkdl.control import channel
 from sparkdl.core.errors import ProtocolError
 from tests.control.strategies import messages
+from tests.control.test_pipe import content
 
 MESSAGE: st.SearchStrategy[channel.Local] = st.one_of(*messages(channel.Local).values())
 
 
-@contextmanager
-def socket_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    one, other = socket.socketpair()
-    with one, other:
-        yield one, other
-
-
 def open_fds() -> set[int]:
     return {int(name) for name in os.listdir("/dev/fd")}
-
-
-def file_with(text: bytes) -> int:
-    with tempfile.TemporaryFile() as file:
-        file.write(text)
-        file.flush()
-        return os.dup(file.fileno())
-
-
-def content(fd: int) -> bytes:
-    try:
-        return os.pread(fd, 1000, 0)
-    finally:
-        os.close(fd)
 
 
 @given(st.lists(MESSAGE, max_size=8), st.data())
@@ -90,7 +68,8 @@ def test_each_message_has_its_own_descriptor_however_sends_and_reads_fall(
 ) -> None:
     """With a message, where to cut it, and whether to read what is there before the next."""
     before = open_fds()
-    with socket_pair() as (one, other):
+    one, other = socket.socketpair()
+    with one, other:
         unframer = channel.Unframer()
         out: list[tuple[channel.Local, int]] = []
         other.setblocking(False)
@@ -106,9 +85,9 @@ def test_each_message_has_its_own_descriptor_however_sends_and_reads_fall(
             if not channel.carries_fd(message):
                 channel.send(one, message)
             else:
-                fd = file_with(b"%d" % number)
-                trickle(one, channel.frame(message), fd, cuts)
-                os.close(fd)
+                with tempfile.TemporaryFile(buffering=0) as file:
+                    file.write(b"%d" % number)
+                    trickle(one, channel.frame(message), file.fileno(), cuts)
             if is_read:
                 read()
         one.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ from hypothesis import given, strategies as st
 from sparkdl.control import messages as msg
 from sparkdl.core.errors import ProtocolError
 from tests.control.strategies import messages
-
-Decode = Callable[[bytes | str], Any]
 
 FROM_AGENT, TO_AGENT = messages(msg.FromAgent), messages(msg.ToAgent)
 
@@ -51,6 +48,6 @@ def test_what_the_coordinator_says_arrives_as_it_was_and_no_agent_can(message: m
     ],
     ids=lambda data: data[:40].decode(errors="replace"),
 )  # fmt: skip
-def test_almost_messages_are_protocol_errors(decode: Decode, data: bytes) -> None:
+def test_almost_messages_are_protocol_errors(decode: Any, data: bytes) -> None:
     with pytest.raises(ProtocolError, match="an invalid message"):
         decode(data)

@@ -7,9 +7,10 @@ import random
 import re
 import socket
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import pytest
+from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Opcode
 
@@ -22,12 +23,16 @@ from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, Heard, Room, hello, on_
 Stalled = Callable[[Room], AbstractAsyncContextManager[rooms.Peer]]
 
 
+async def check_talks(here: Room, agent: ClientConnection, agent_id: str = "good") -> None:
+    await agent.send(msg.encode(msg.ChildReady(0, 8080)))
+    assert await here.heard.next() == ("received", agent_id, msg.ChildReady(0, 8080))
+    here.server.send(agent_id, msg.NewRound(1))
+    assert await receive(agent) == msg.NewRound(1)
+
+
 async def check_works(here: Room) -> None:
     async with here.agent("good") as good:
-        await good.send(msg.encode(msg.ChildReady(0, 8080)))
-        assert await here.heard.next() == ("received", "good", msg.ChildReady(0, 8080))
-        here.server.send("good", msg.NewRound(1))
-        assert await receive(good) == msg.NewRound(1)
+        await check_talks(here, good)
     assert await here.heard.next() == ("left", "good", "its connection closed")
 
 
@@ -77,10 +82,7 @@ async def test_a_second_agent_of_the_same_name_is_refused_and_the_first_stays() 
             await second.send(msg.encode(hello("twin")))
             with pytest.raises(ConnectionClosed, match="1008"):
                 await asyncio.wait_for(second.recv(), SOON_S)
-        here.server.send("twin", msg.NewRound(7))
-        assert await receive(first) == msg.NewRound(7)
-        await first.send(msg.encode(msg.ChildReady(7, 1)))
-        assert await here.heard.next() == ("received", "twin", msg.ChildReady(7, 1))
+        await check_talks(here, first, "twin")
 
 
 STALLED: dict[str, Stalled] = {
@@ -139,17 +141,14 @@ async def test_agent_that_says_no_message_leaves_with_reason_others_stay(said: s
         kind, agent_id, why = await here.heard.next()
         assert (kind, agent_id) == ("left", "bad")
         assert re.match("an agent sent an invalid message", why)
-        await good.send(msg.encode(msg.ChildReady(0, 1)))
-        assert await here.heard.next() == ("received", "good", msg.ChildReady(0, 1))
-        here.server.send("good", msg.Stop(1.0))
-        assert await receive(good) == msg.Stop(1.0)
+        await check_talks(here, good)
 
 
 @pytest.mark.parametrize(
     ("frame", "why"),
     [
         (rooms.text_frame(b'{"type":"\xff"}'), "1007"),  # no UTF-8
-        (rooms.frame_head(msg.MAX_MESSAGE_NBYTES + 1), "1009.*too big"),
+        (b"\x81\xff" + (msg.MAX_MESSAGE_NBYTES + 1).to_bytes(8, "big") + b"mask", "1009.*too big"),
         (b"\x83\x80mask", "1002"),  # no known opcode
     ],
     ids=["no UTF-8", "too big", "no opcode"],
@@ -163,8 +162,7 @@ async def test_frame_against_the_rules_breaks_only_its_connection(frame: bytes, 
         kind, agent_id, reason = await here.heard.next()
         assert (kind, agent_id) == ("left", "bad")
         assert re.match(f"its connection broke: .*{why}", reason)
-        await good.send(msg.encode(msg.ChildReady(0, 1)))
-        assert await here.heard.next() == ("received", "good", msg.ChildReady(0, 1))
+        await check_talks(here, good)
 
 
 @on_loop
@@ -198,14 +196,11 @@ async def test_stop_ends_every_connection_and_the_port() -> None:
             await asyncio.open_connection(here.address.host, here.address.port)
 
 
-def held_port() -> socket.socket:
-    return socket.create_server((LOOPBACK, 0))
-
-
 @on_loop
 async def test_the_first_free_port_is_taken() -> None:
     server = CoordinatorServer(TOKEN, Heard(), 60.0)
-    with closing(held_port()) as held, closing(held_port()) as free, closing(held_port()) as other:
+    held, free, other = (socket.create_server((LOOPBACK, 0)) for _ in range(3))
+    with held, free, other:
         taken, wanted, unused = (sock.getsockname()[1] for sock in (held, free, other))
         free.close()
         other.close()

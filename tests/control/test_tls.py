@@ -106,8 +106,7 @@ async def test_wrong_root_and_no_tls_are_refused_in_a_line(ours: Tls) -> None:
         await refused(url.replace("wss", "ws"), None, "cannot be reached")
         assert here.heard.queue.empty()
     async with room() as plain:
-        url = plain.address.url.replace("ws", "wss")
-        await refused(url, ours.trust, "coordinator")
+        await refused(plain.address.url.replace("ws", "wss"), ours.trust, "coordinator")
 
 
 @on_loop

@@ -29,15 +29,6 @@ DTYPES = st.one_of(
     npst.unicode_string_dtypes(min_len=1, endianness="="),
 )
 ARRAYS = DTYPES.flatmap(lambda dtype: npst.arrays(dtype, npst.array_shapes(min_dims=0, min_side=0)))
-ATOMS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
-    | st.text()
-    | st.binary()
-    | st.complex_numbers()
-)
 HASHABLE = st.recursive(
     st.none() | st.integers(-9, 9) | st.text(max_size=3) | st.binary(max_size=3),
     lambda inner: st.frozensets(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple),
@@ -45,7 +36,9 @@ HASHABLE = st.recursive(
 )
 KEYS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary()
 VALUES: st.SearchStrategy[Any] = st.recursive(
-    ATOMS
+    KEYS
+    | st.floats()
+    | st.complex_numbers()
     | ARRAYS
     | ARRAYS.filter(lambda a: a.size).map(lambda a: a.ravel()[0])
     | st.sets(HASHABLE),
