@@ -97,7 +97,6 @@ def test_task_slots_share_one_model_on_the_gpu_and_score_as_a_cpu_does(spark: Sp
         np.testing.assert_allclose([found[i] for i in range(ROWS)], module(x), atol=1e-4)
 
     def make() -> Any:
-
         import torch
 
         on_gpu = module.to("cuda")

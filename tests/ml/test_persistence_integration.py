@@ -123,9 +123,8 @@ def test_estimator_keeps_function_arguments_params(spark_ml: SparkSession, tmp_p
     estimator.save(str(tmp_path / "estimator"))
     loaded: Any = TFEstimator.load(str(tmp_path / "estimator"))
     assert loaded.train_fn(loaded.args, None) == 21
-    assert (loaded.uid, loaded.getEpochs(), loaded.getInputMapping()) == (
-        estimator.uid, 2, {"a": "b"},
-    )  # fmt: skip
+    found = (loaded.uid, loaded.getEpochs(), loaded.getInputMapping())
+    assert found == (estimator.uid, 2, {"a": "b"})
     assert not loaded.isSet("batch_size")
 
 

@@ -27,17 +27,19 @@ from sparkdl.ml.estimators.keras_train import with_softmax
 from sparkdl.ml.model_file import ModelFile
 from sparkdl.ml.scoring.keras_objects import save_to
 from sparkdl.ml.scoring.model import KerasModel
+from sparkdl.ml.scoring.tensorflow import keras_predictor
 from tests.doubles import sessions
+from tests.doubles.lazy import Lazy
 from tests.doubles.sessions import SparkSessions
 from tests.ml.train_fns import FEATURES, classifier, halving, read_all
 
+keras: Any = Lazy("keras")
 ROWS, EPOCHS = 300, 4
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
 
 
 def scaled() -> Any:
     """Return a layer that Keras does not have."""
-    import keras
 
     class Scaled(keras.layers.Layer):  # type: ignore[misc]
         factor: Any = np.float32(1)
@@ -56,8 +58,6 @@ def scaled() -> Any:
 
 def two_headed(kind: Any) -> Any:
     """Make a model of own parts: two numbers in, their sum and difference out, both times two."""
-    import keras
-
     layer = kind()
     layer.factor = np.float32(2)  # which is no weight
     given = keras.Input((2,), name="x")
@@ -87,7 +87,6 @@ class Trained:
 @pytest.fixture(scope="module")
 def trained(spark_sessions: SparkSessions, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Train once, with all that an estimator can be given, for the tests that look at it."""
-    import keras
 
     class OwnLoss(keras.losses.Loss):  # type: ignore[misc]
         def call(self, y: Any, p: Any) -> Any:
@@ -210,8 +209,6 @@ def test_what_cannot_work_is_refused_at_once(make: Any, match: str) -> None:
 
 @pytest.mark.smoke
 def test_softmax_gives_columns_that_evaluators_take_as_they_are(spark_ml: SparkSession) -> None:
-    import keras
-
     inner = keras.Sequential([keras.Input((3,)), keras.layers.Activation("softmax")])
     for last in (inner, keras.layers.Softmax(), "softmax", "linear"):
         layers = [keras.layers.Dense(3, kernel_initializer="identity")]
@@ -239,8 +236,6 @@ def test_softmax_gives_columns_that_evaluators_take_as_they_are(spark_ml: SparkS
 
 
 def test_columns_that_are_there_already_name_the_parameter_to_set(spark_ml: SparkSession) -> None:
-    import keras
-
     stage: Any = stage_of(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")]))
     columns = "array(1d, 2d) as features", "1d as Probability", "1d as prediction"
     frame = spark_ml.range(2, numPartitions=1).selectExpr(*columns)
@@ -255,7 +250,5 @@ def test_columns_that_are_there_already_name_the_parameter_to_set(spark_ml: Spar
 
 
 def stage_of(model: Any) -> Any:
-    from sparkdl.ml.scoring.tensorflow import keras_predictor
-
     file = ModelFile("keras", partial(save_to, model=model))
     return KerasModel(file, with_softmax(keras_predictor(model).signature, model))

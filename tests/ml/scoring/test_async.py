@@ -124,9 +124,8 @@ def lengths(columns: dict[str, Any]) -> Any:
 
 
 def test_rows_of_like_lengths_are_scored_together_and_answered_in_order(scoring: Scoring) -> None:
-    texts: list[Any] = [
-        f"x{'0' * (i * 7 % 11)}{i}" for i in range(50)
-    ]  # windows of 16, 16, 16 and 2 rows
+    # Windows of 16, 16, 16 and 2 rows.
+    texts: list[Any] = [f"x{'0' * (i * 7 % 11)}{i}" for i in range(50)]
 
     def found(texts: list[Any], **how: Any) -> list[Any]:
         SEEN.rows.clear()

@@ -79,9 +79,8 @@ def test_several_inputs_and_outputs_of_declared_types(saved: Saved, frame: DataF
 
 def test_filters_and_aggregates_over_outputs_are_right(saved: Saved, frame: DataFrame) -> None:
     stage = model(saved.two).setInputMapping({"x2": "left", "id": "right"})
-    scored = stage.setOutputTypes({"twice": "double"}).transform(
-        frame.withColumn("x2", f.slice("x", 1, 2))
-    )
+    halves = frame.withColumn("x2", f.slice("x", 1, 2))
+    scored = stage.setOutputTypes({"twice": "double"}).transform(halves)
     assert scored.where("twice >= 90").agg(f.sum("twice")).first()[0] == 2 * sum(range(45, 50))
     assert scored.where("id < 3").select("twice").count() == 3
     assert scored.limit(2).count() == 2

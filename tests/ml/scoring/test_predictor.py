@@ -17,6 +17,7 @@ from sparkdl.ml.scoring.describe import signature_of
 from sparkdl.ml.scoring.loaded import load, predictor
 from sparkdl.ml.scoring.predictor import load_function
 from sparkdl.ml.scoring.source import ModelSource, source_of, source_of_content
+from sparkdl.ml.scoring.tensorflow import keras_predictor
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 
@@ -101,8 +102,6 @@ def test_function_of_a_module_that_was_not_shipped_names_how_to_ship_it() -> Non
 
 def test_model_that_does_not_tell_its_inputs_says_what_to_do(tmp_path: Path) -> None:
     import keras
-
-    from sparkdl.ml.scoring.tensorflow import keras_predictor
 
     class Own(keras.Model):  # type: ignore[misc]
         def call(self, x: Any) -> Any:

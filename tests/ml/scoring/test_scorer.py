@@ -73,12 +73,8 @@ def double() -> Any:
     return fn
 
 
-Y = OutputColumn("y", "y", pa.int64(), "function")
-ALL = (
-    Y,
-    OutputColumn("size", "size", pa.int64(), "function"),
-    OutputColumn("pid", "pid", pa.int64(), "function"),
-)
+ALL = tuple(OutputColumn(n, n, pa.int64(), "function") for n in ("y", "size", "pid"))
+Y = ALL[0]
 
 
 def send(client: ScorerClient, *values: int) -> None:
@@ -275,24 +271,12 @@ def test_nulls_and_errors_are_those_of_a_model_of_ones_own(
 ) -> None:
     monkeypatch.setattr("sparkdl.ml.scoring.share.task_share", lambda: Share(1))
     monkeypatch.setattr("sparkdl.ml.scoring.client.executor_jvm_pid", lambda: owner.pid)
-    own = Score(
-        function(lambda: lambda columns: double()(columns)["y"]),
-        "the model",
-        (InputColumn("x", Tensor("x", ANY, None)),),
-        (Y,),
-        SIZE,
-        "keep",
-    )
+    source = function(lambda: lambda columns: double()(columns)["y"])
+    inputs = (InputColumn("x", Tensor("x", ANY, None)),)
+    own = Score(source, "the model", inputs, (Y,), SIZE, "keep")
     shared = replace(own, sharing=Sharing("executor"))
-    null: list[int | None] = [None] * SIZE
-    given: list[list[int | None]] = [
-        [1, None, 3],
-        [],
-        null,
-        [4, None, 6, 7, 8, 9, 10, 11, 12],
-        null,
-        [14],
-    ]
+    null: list[Any] = [None] * SIZE
+    given = [[1, None, 3], [], null, [4, None, *range(6, 13)], null, [14]]
     columns = [pa.array(values, pa.int64()) for values in given]
 
     def found(score: Score, *extra: pa.Array) -> list[Any]:

@@ -25,14 +25,8 @@ def score(path: str, handle_invalid: str = "error", batch_size: int = 4) -> Scor
     source = source_of(path)
     signature = load(source).signature
     outputs = tuple(OutputColumn(t.name, t.name, FLOATS) for t in signature.outputs)
-    return Score(
-        source,
-        "the model",
-        (InputColumn("c", signature.inputs[0]),),
-        outputs,
-        batch_size,
-        handle_invalid,
-    )
+    inputs = (InputColumn("c", signature.inputs[0]),)
+    return Score(source, "the model", inputs, outputs, batch_size, handle_invalid)
 
 
 def scored(task: Score, *given: pa.Array) -> list[Any]:

@@ -15,8 +15,10 @@ from sparkdl.ml.scoring.inputs import InputColumn
 from sparkdl.ml.scoring.loaded import load
 from sparkdl.ml.scoring.source import NUMBER, Tensor
 from sparkdl.ml.scoring.task import Score
+from tests.doubles.lazy import Lazy
 from tests.ml.torch_models import named, source, two_in_two_out
 
+torch: Any = Lazy("torch")
 pytestmark = pytest.mark.torch
 
 
@@ -24,8 +26,6 @@ pytestmark = pytest.mark.torch
 @given(data=st.data())
 def test_scores_are_those_of_the_plain_module(data: st.DataObject) -> None:
     """Whatever the batch size, Spark's batches, and rows with nulls."""
-    import torch
-
     module = source(two_in_two_out())
     floats = st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3)
     row = st.tuples(st.none() | floats, st.none() | st.integers(0, 9))
@@ -33,17 +33,11 @@ def test_scores_are_those_of_the_plain_module(data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
     signature = load(module).signature
     inputs = {tensor.name: tensor for tensor in signature.inputs}
-    score = Score(
-        module,
-        "the model",
-        (InputColumn("l", inputs["left"]), InputColumn("r", inputs["right"])),
-        (
-            OutputColumn("s", "output_0", pa.list_(pa.float32())),
-            OutputColumn("n", "output_1", pa.int64()),
-        ),
-        data.draw(st.integers(1, 13)),
-        "keep",
-    )
+    columns = (InputColumn("l", inputs["left"]), InputColumn("r", inputs["right"]))
+    s = OutputColumn("s", "output_0", pa.list_(pa.float32()))
+    n = OutputColumn("n", "output_1", pa.int64())
+    size = data.draw(st.integers(1, 13))
+    score = Score(module, "the model", columns, (s, n), size, "keep")
     parts = [rows[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
     batches = [
         (
@@ -70,8 +64,6 @@ def test_inputs_are_the_parameters_of_forward() -> None:
 
 
 def test_outputs_of_a_dict_go_by_key_and_bfloat16_comes_as_float32() -> None:
-    import torch
-
     found = load(source(named().to(torch.bfloat16)))
     given = {"x": np.array([[1.0, 2.0, 3.0]])}
     outputs = found(given)
@@ -83,8 +75,6 @@ def test_outputs_of_a_dict_go_by_key_and_bfloat16_comes_as_float32() -> None:
 
 
 def test_a_model_that_changes_its_input_does_not_change_the_rows() -> None:
-    import torch
-
     module = torch.nn.Sequential(torch.nn.ReLU(inplace=True))
     x = np.array([[-1.0, 1.0]], np.float32)
     x.flags.writeable = False
@@ -94,8 +84,6 @@ def test_a_model_that_changes_its_input_does_not_change_the_rows() -> None:
 
 
 def test_what_cannot_be_used_says_why() -> None:
-    import torch
-
     class Many(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *tensors: Any) -> Any:
             return tensors
