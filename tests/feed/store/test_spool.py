@@ -47,12 +47,9 @@ class Node:
     def __init__(self, limits: StoreLimits, segments: int = 1000) -> None:
         self.ranges: list[SpooledRange] = []
         self.segments: list[StoredSegment] = []
+        send = noting(self.segments)
         self.store = NodeStore(
-            limits,
-            SOON_S,
-            noting(self.segments),
-            lambda *of: self.ranges.extend(of[2]),
-            self._press,
+            limits, SOON_S, send, lambda *of: self.ranges.extend(of[2]), self._press
         )
         self.store.budget.limit_segments = segments
         self.pressed = 0
@@ -300,7 +297,7 @@ class Moves(RuleBasedStateMachine):
         folder = Path(self.folder.name)
         limits = StoreLimits(NBYTES * tenths // 10, 2 * NBYTES * disk, folder, keeps)
         self.it = Node(limits, most)
-        self.epoch = self.generation = self.row = 0
+        self.epoch = self.row = 0
         self.ranges: dict[int, list[tuple[int, int, int]]] = {}
         self.here: dict[int, tuple[int, int]] = {}  # in the log, by number: first row, rows
         self.spooled: set[int] = set()
@@ -388,19 +385,13 @@ class Moves(RuleBasedStateMachine):
             log.settle(self.epoch)
             self.settled |= self._rows_here()
         self.epoch += 1
-        self._leave_spooled_of_old_epochs()
-
-    def _leave_spooled_of_old_epochs(self) -> None:
-        """Rows of an epoch that was cut go to other nodes alone; drop them here."""
-        for number in list(self.ranges):
+        for number in list(self.ranges):  # of an epoch that was cut they go to other nodes alone
             self._drop(number)
 
     @rule(recalls=st.booleans())
     def child_is_replaced(self, recalls: bool) -> None:
         before = (self._rows_here() | self.spooled) - self.covered
-        self.it.store.close("the child has died")
-        self.generation += 1
-        self.it.store.reopen(self.generation)
+        self.it.end_child()
         self.it.segments.clear()
         self.ranges, self.spooled = {}, set()
         self.here.clear()

@@ -318,6 +318,7 @@ def test_agent_that_dies_is_named(state: str) -> None:
         assert feed.unreachable == link.target
 
 
+@pytest.mark.usefixtures("_far")
 @pytest.mark.parametrize(
     ("then_it", "says"),
     [
@@ -326,11 +327,8 @@ def test_agent_that_dies_is_named(state: str) -> None:
         ("is cut", "worker:0: .*(Socket closed|broke while rows were under way)"),
     ],
 )
-def test_feeder_ends_whose_connection_takes_no_bytes(
-    then_it: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_feeder_ends_whose_connection_takes_no_bytes(then_it: str, says: str) -> None:
     """GRPC itself waits for the socket, whatever becomes of the call."""
-    monkeypatch.setattr(FdSender, "connect", lambda name, token: None)  # as to another host
     timeout_s = 1.5 if then_it == "runs out of time" else 60.0
     with SpoolServer() as node, NodeProxy(node.target) as link:
         feed = Feeder(order([link.target], timeout_s=timeout_s), 0)
