@@ -18,6 +18,8 @@ from sparkdl.node.context import NodeContext
 from tests.doubles import ledger
 from tests.doubles.nodes import SOON_S, launch
 
+UNFED = Feeding(fed=False)
+
 
 def steps_in(folder: Path) -> list[int]:
     """The steps of all that is in the folder, unfinished ones below zero."""
@@ -37,10 +39,7 @@ def test_job_that_is_launched_again_goes_on_at_the_newest_checkpoint(tmp_path: P
         return last and (last.step, str(last.folder)), read
 
     folder = tmp_path / "checkpoints"
-    options: dict[str, Any] = {
-        "recovery": Recovery(keep_checkpoints=2),
-        "feeding": Feeding(fed=False),
-    }
+    options: dict[str, Any] = {"recovery": Recovery(keep_checkpoints=2), "feeding": UNFED}
     with launch(train, checkpoint_dir=str(folder), **options) as cluster:
         assert cluster.results(SOON_S) == [(None, "")] * 2
         recorded = cluster._controller.view.state.registry.checkpoint  # type: ignore[union-attr]
@@ -81,9 +80,7 @@ def test_full_disk_leaves_the_checkpoints_before_it(tmp_path: Path) -> None:
             (folder / f"part-{ctx.rank}").write_bytes(b"3")
         return problems, left
 
-    with launch(
-        train, str(tmp_path), checkpoint_dir=str(tmp_path), feeding=Feeding(fed=False)
-    ) as cluster:
+    with launch(train, str(tmp_path), checkpoint_dir=str(tmp_path), feeding=UNFED) as cluster:
         (first, left), (second, _) = cluster.results(SOON_S)
     name = f"step-000000000{{}}-{cluster.spec.cluster_id}-0".format
     assert "worker:1 could not write its part: CheckpointError" in first[0]
@@ -115,11 +112,7 @@ def test_chief_that_dies_after_the_rename_has_made_the_next_jobs_checkpoint(tmp_
 
         return commit_and_die
 
-    options: dict[str, Any] = {
-        "checkpoint_dir": str(tmp_path),
-        "nodes": 1,
-        "feeding": Feeding(fed=False),
-    }
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "nodes": 1, "feeding": UNFED}
     with pytest.raises(NodeFailedError), launch(train, **options) as cluster:
         with pytest.raises(NodeFailedError):
             cluster.wait(SOON_S)
@@ -169,7 +162,7 @@ def test_training_goes_on_while_pytorch_saves_and_its_end_waits(tmp_path: Path) 
         assert steps_in(args) == [-1]
         return go.set()
 
-    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "feeding": Feeding(fed=False)}
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "feeding": UNFED}
     for expected in (None, [0.0, 1.0]):
         with launch(train, tmp_path, framework="torch", **options) as cluster:
             assert cluster.results(120) == [expected] * 2

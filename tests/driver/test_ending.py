@@ -193,20 +193,11 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[PlayedNodes]:
 
 
 def start(is_fed: bool = False) -> sparkdl.Cluster:
-    spec = ClusterSpec(
-        "played",
-        plan_nodes(2),
-        "plain",
-        settings=Settings(recovery=Recovery(hang_timeout_s=None), feeding=Feeding(fed=is_fed)),
-    )
-    cluster: sparkdl.Cluster = launching._start(
-        spec,
-        PlayedNodes(),
-        Environment(),
-        b"",
-        launching._Watch(Observe(progress=False), None, None, None),
-        None,
-    )
+    settings = Settings(recovery=Recovery(hang_timeout_s=None), feeding=Feeding(fed=is_fed))
+    spec = ClusterSpec("played", plan_nodes(2), "plain", settings=settings)
+    watch = launching._Watch(Observe(progress=False), None, None, None)
+    nodes, environment = PlayedNodes(), Environment()
+    cluster: sparkdl.Cluster = launching._start(spec, nodes, environment, b"", watch, None)
     return cluster
 
 

@@ -130,10 +130,8 @@ def test_what_is_told_of_another_world_does_not_count() -> None:
     [
         (FeedCount("a"), True),
         (FeedCount("a", 2, ReadCounts(1), epoch_rows=2), False),
-        (
-            FeedCount("a", 3, ReadCounts(2, epochs=1), cut=EpochCount(0)),
-            True,
-        ),  # one waits for the next epoch
+        # One waits for the next epoch.
+        (FeedCount("a", 3, ReadCounts(2, epochs=1), cut=EpochCount(0)), True),
         (FeedCount("a", 2, ReadCounts(1, dropped=1)), True),
         (FeedCount("a", 2, ReadCounts(2), cut=EpochCount(0)), False),  # its end is to be seen
         (FeedCount("a", 2, ReadCounts(2, epochs=1), cut=EpochCount(0)), True),

@@ -98,11 +98,12 @@ ROWS = 480
 def collect(args: dict[str, Any], ctx: NodeContext) -> list[int]:
     """Train a model that is the list of its rows; the first node has what there was before."""
     last = ctx.last_checkpoint
-    step, rows = 0, []
+    step, rows = 0, list[int]()
     if last:
         step = last.step
         if ctx.rank == 0:
-            rows = [row for part in sorted(Path(last).glob("part-*")) for row in _read(part)]
+            for part in sorted(Path(last).glob("part-*")):
+                rows += json.loads(part.read_text())
     for batch in ctx.batches(4, ["value"], even=True):
         rows += batch["value"].tolist()
         step += 1
@@ -121,11 +122,6 @@ def collect(args: dict[str, Any], ctx: NodeContext) -> list[int]:
             if ctx.generation == 1 and step == 20:
                 signal.pause()  # until all begin anew, one more
     return [ctx.generation, ctx.restarts, ctx.num_workers, *rows]
-
-
-def _read(part: Path) -> list[int]:
-    rows: list[int] = json.loads(part.read_text())
-    return rows
 
 
 @pytest.mark.smoke

@@ -47,13 +47,10 @@ def stand_still(args: str, ctx: NodeContext) -> int:
 
 
 def test_training_that_stands_still_fails_if_wanted_and_names_who_is_behind() -> None:
+    recovery = Recovery(hang_timeout_s=0.5, on_hang="fail")
     with (
         pytest.raises(NodeFailedError, match=r"worker:1 \(rank 1, pid") as caught,
-        launch(
-            stand_still,
-            recovery=Recovery(hang_timeout_s=0.5, on_hang="fail"),
-            feeding=Feeding(fed=False),
-        ) as cluster,
+        launch(stand_still, recovery=recovery, feeding=Feeding(fed=False)) as cluster,
     ):
         cluster.wait(SOON_S)
     (failure,) = caught.value.failures

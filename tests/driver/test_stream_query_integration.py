@@ -87,9 +87,8 @@ def test_query_goes_on_from_its_checkpoint_and_few_rows_wait_for_more(
     spark_cluster.conf.set("sparkdl.of", "the user's")  # and not of a micro-batch's copy
     assert type(spark_cluster).active().conf.get("sparkdl.of", None) == "the user's"
     first.stop()
-    assert (first.isActive, first.exception(), first.awaitTermination(1)) == (
-        False, None, True,
-    )  # fmt: skip
+    found = (first.isActive, first.exception(), first.awaitTermination(1))
+    assert found == (False, None, True)
     files.write(30)
     again = train(files.stream(), trigger={"availableNow": True})
     assert again.awaitTermination(SOON_S)

@@ -87,6 +87,5 @@ def test_generation_that_grows_says_who_came_back_not_the_failure_before_it() ->
 def test_cluster_that_all_agents_have_left_is_over() -> None:
     seen, finished = PublishedState("c"), Finished(AgentRegistry(FED, AGENTS), WORLD, RETURNED)
     assert [is_over for *_, is_over in told(seen, finished)] == [False]
-    assert [
-        is_over for *_, is_over in told(seen, replace(finished, registry=AgentRegistry(FED)))
-    ] == [True]
+    left = replace(finished, registry=AgentRegistry(FED))
+    assert [is_over for *_, is_over in told(seen, left)] == [True]

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -26,22 +25,13 @@ from tests.doubles.nodes import SOON_S, all_gone, launch, processes
 DRIVERS = Path(__file__).parents[2] / "doubles" / "drivers"
 
 
-@pytest.fixture
-def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A shell script in the place of the agents' interpreter, for the test to write."""
-    script = tmp_path / "python"
+def test_agent_that_cannot_start_fails_the_launch_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "python"  # in the place of the agents' interpreter
+    script.write_text("#!/bin/sh\necho no such library >&2; exit 3\n")
+    script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
-    yield script
-    assert script.exists()
-
-
-def write_script(path: Path, text: str) -> None:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o700)
-
-
-def test_agent_that_cannot_start_fails_the_launch_with_its_words(interpreter: Path) -> None:
-    write_script(interpreter, "echo no such library >&2; exit 3")
     with pytest.raises(LaunchError, match="of worker:0 ended with exit code 3: no such library"):
         launch(hang, nodes=1)
 

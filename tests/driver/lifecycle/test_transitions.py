@@ -162,11 +162,9 @@ def test_world_goes_on_with_fewer_nodes_and_grows_at_a_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "victims"),
-    [({}, "bc"), ({"chief": "chief"}, "a"), ({"ps": 1, "coordinator": False}, "a")],
+    ("options", "victims"), [({}, "bc"), ({"chief": "chief"}, "a"), ({"ps": 1}, "a")]
 )
 def test_world_without_enough_nodes_or_a_role_waits(options: dict[str, Any], victims: str) -> None:
-    options.pop("coordinator", None)
     play = Play(3, options, min_nodes=2)
     play.say(*(play.left(victim) for victim in victims))
     play.expire()
