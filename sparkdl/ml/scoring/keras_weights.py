@@ -42,7 +42,7 @@ def large_weights(is_file: bool = True, reads: bool = True) -> Iterator[None]:
     """Hold large variables once, meanwhile: of Keras models that are made, or loaded from a file.
 
     Without `reads` those of a file are zeros, which take no memory. Nothing changes with another
-    backend than TensorFlow, or a Keras that stores variables otherwise.
+    backend than TensorFlow, or a Keras that stores variables otherwise, as those before 3.12.
     """
     import keras
 
