@@ -97,9 +97,8 @@ def _read(stock: Function, store: Any, key: str) -> Any:
 
 
 def _write(stock: Function, store: Any, key: str, value: Any) -> None:
-    from keras import backend
-
-    shape, dtype = tuple(np.shape(value)), backend.standardize_dtype(value.dtype)
+    shape, dtype = tuple(getattr(value, "shape", ())), getattr(value, "dtype", "")
+    dtype = getattr(dtype, "name", dtype)  # that of Keras is a text
     if not _is_large(shape, dtype):
         stock(store, key, value)
         return
