@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -182,14 +183,8 @@ class NetworkEstimator(
         if not fetched and "content" in chief:
             fetched = [ModelFile.of(chief["content"], self._format)]
         elif not fetched:
-            copy = partial(copy_path, dataset.sparkSession, chief["path"])
-            try:
-                fetched = [ModelFile(self._format, copy)]
-            except (OSError, PySparkException) as error:
-                raise ResultError(
-                    f"the chief saved its model as {chief['path']}, which the driver cannot see: "
-                    "model_dir must be on storage that nodes and driver share"
-                ) from error
+            copy = partial(_copy, dataset.sparkSession, chief["path"])
+            fetched = [ModelFile(self._format, copy)]
         return fetched[0], msgspec.json.decode(chief["signature"], type=Signature), summary
 
     def _with_values(self, model: M, summary: TrainingSummary) -> M:
@@ -222,3 +217,13 @@ class NetworkEstimator(
             estimator._made = ModelFile.moved(contents[MODEL], cls._format)
         estimator._set(**from_config(params))
         return estimator
+
+
+def _copy(spark: SparkSession, path: str, target: Path) -> None:
+    try:
+        copy_path(spark, path, target)
+    except (OSError, PySparkException) as error:
+        raise ResultError(
+            f"the chief saved its model as {path}, which the driver cannot see: model_dir must be "
+            "on storage that nodes and driver share"
+        ) from error
