@@ -95,7 +95,7 @@ def loaded(
         ) from error
     with scratch_folder() as folder:
         # Keras unpacks it beside its path.
-        path = folder / (Path("a.keras") if isinstance(source, bytes) else Path(source)).name
+        path = folder / ("a.keras" if isinstance(source, bytes) else Path(source).name)
         if isinstance(source, bytes):
             path.write_bytes(source)
         else:

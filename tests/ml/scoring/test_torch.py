@@ -70,6 +70,8 @@ def test_outputs_of_a_dict_go_by_key_and_bfloat16_comes_as_float32() -> None:
     assert outputs.keys() == {"twice", "sum"}
     assert outputs["twice"].dtype == np.float32
     assert outputs["twice"].tolist() == [[2.0, 4.0, 6.0]]
+    (twice,) = found.columns(given, [OutputColumn("a", "twice", pa.list_(pa.float32()))])
+    assert twice.to_pylist() == [[2.0, 4.0, 6.0]]
     with pytest.raises(InferenceError, match="no output 'thrice', but 'twice', 'sum'"):
         found.columns(given, [OutputColumn("a", "thrice", pa.float32())])
 
