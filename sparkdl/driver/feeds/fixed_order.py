@@ -148,10 +148,11 @@ class OrderedTable(RowTable):
         while True:
             known = self._known.get(number, [])
             stop = known[0][1] if known and not known[0][0] else 0
-            for start, end in uncovered(row, stop, self._done.get(number, ())):
-                yield number, start, end
-            row = max(row, stop)
-            if self._ends.get(number) == row:
+            if row < stop:
+                for start, end in uncovered(row, stop, self._done.get(number, ())):
+                    yield number, start, end
+                row = stop  # more may have come since it was asked for these
+            elif self._ends.get(number) == row:
                 number, row = number + 1, 0
             else:
                 yield None
@@ -194,19 +195,18 @@ class OrderedTable(RowTable):
     def _take_slice(self, node: int, rows: int) -> Iterator[AssignedRange]:
         while rows:
             number, start, stop = self._next[0]
-            pieces, at = self._pieces[number], self._place_of(number, start)
-            _, holder, piece = pieces[at]
-            end = piece.start + piece.rows
-            if piece.skips:  # a part of a batch: its rows may lie apart
-                middle = min(end, start - start % piece.batch_rows + piece.batch_rows)
-                around = part(piece, piece.start, start), part(piece, middle, end)
-                parts = [*around, *_apart(part(piece, start, middle))]
-                pieces[at : at + 1] = sorted((p.start, holder, p) for p in parts if p.rows)
-                continue
-            stop = min(stop, end, start + rows)
+            _, holder, piece = self._pieces[number][self._place_of(number, start)]
+            stop = min(stop, piece.start + piece.rows, start + rows)
+            skip, of_slice = piece.skip + start - piece.start, None
+            if piece.skips:  # the rows of a batch lie together by their slices
+                slices = Slice.all(piece.batch_rows, len(piece.skips))
+                of_slice = next(each for each in slices if each.rest(start))
+                skip = piece.skips[of_slice.number] + of_slice.before(start)
+                stop = min(stop, start + of_slice.rest(start))
             rows -= stop - start
-            window = piece.number, piece.skip + start - piece.start, stop - start
-            yield self._counted(node, AssignedRange(holder, *window, ((number, start, stop),)))
+            window = piece.number, skip, stop - start
+            each = AssignedRange(holder, *window, ((number, start, stop),), of_slice)
+            yield self._counted(node, each)
             self._pass(stop)
 
     def _counted(self, node: int, each: AssignedRange) -> AssignedRange:

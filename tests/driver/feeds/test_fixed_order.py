@@ -15,6 +15,7 @@ from sparkdl.driver.feeds.fixed_order import OrderedTable
 from tests.driver.feeds.test_table import ROOM_NBYTES, SHORT, piece, rows_of
 
 Rows = list[tuple[int, int]]
+FULL = 1 << 40
 SIZES = st.lists(st.integers(0, 60), min_size=1, max_size=6)
 
 
@@ -57,8 +58,8 @@ def sequence(
     got = {node: list[tuple[int, int]]() for node in range(nodes)}
     random.shuffle(pieces)
 
-    def deal() -> None:
-        assigned = table.assign(dict.fromkeys(range(nodes), SHORT), 0.0)
+    def deal(*unread: int) -> None:
+        assigned = table.assign({node: random.choice(unread) for node in range(nodes)}, 0.0)
         for node, ranges in assigned.items():
             got[node] += rows_of(ranges)
             there = [segments[r.number][r.skip : r.skip + r.rows] for r in ranges]
@@ -71,9 +72,9 @@ def sequence(
             there = segments[unwanted.number][unwanted.skip : unwanted.skip + unwanted.rows]
             assert there == [(unwanted.partition, unwanted.start + i) for i in range(unwanted.rows)]
         if random.random() < 0.5:
-            deal()
+            deal(SHORT, FULL)
     while not table.is_complete(dict(enumerate(sizes))):
-        deal()
+        deal(SHORT)
     assert not table.withdraw()
     left, found = {node: iter(rows) for node, rows in got.items()}, []
     total = sum(map(len, got.values()))
@@ -107,6 +108,18 @@ def test_order_depends_on_the_data_alone(
         assert sequence(Random(0), sizes, 1, batch, key="1/1") != alone, "another epoch"
     done = alone[: batch * (seed % (1 + len(alone) // batch))]
     assert sequence(Random(seed), sizes, nodes, batch, done, key, together) == alone[len(done) :]
+
+
+def test_batch_is_whole_though_its_rows_came_while_nodes_had_no_room() -> None:
+    table = OrderedTable([0, 1], 4, {}, {})
+    table.add(0, [piece(0, 0, 6)], ROOM_NBYTES, 0.0)
+    assert table.assign({0: SHORT, 1: FULL}, 0.0) == {}
+    table.add(0, [piece(1, 6, 5)], ROOM_NBYTES, 0.0)
+    assert not table.is_complete({0: 11})
+    assert {n: rows_of(some) for n, some in table.assign({0: SHORT, 1: SHORT}, 0.0).items()} == {
+        0: [(0, row) for row in (0, 1, 4, 5, 8, 9)],
+        1: [(0, row) for row in (2, 3, 6, 7, 10)],
+    }
 
 
 def test_first_batches_are_dealt_before_other_partitions_have_come() -> None:
