@@ -36,11 +36,6 @@ class Slice(NamedTuple):
     def begin(self) -> int:
         return self.rows // self.of * self.number + min(self.number, self.rows % self.of)
 
-    def rest(self, row: int) -> int:
-        """Return how many rows from `row` on are in the slice of its batch; 0 if it is not."""
-        into = row % self.rows - self.begin
-        return self.size - into if 0 <= into < self.size else 0
-
     def before(self, row: int) -> int:
         """Return how many rows of the slice its partition has before `row`."""
         return row // self.rows * self.size + min(max(row % self.rows - self.begin, 0), self.size)

@@ -200,9 +200,9 @@ class OrderedTable(RowTable):
             skip, of_slice = piece.skip + start - piece.start, None
             if piece.skips:  # the rows of a batch lie together by their slices
                 slices = Slice.all(piece.batch_rows, len(piece.skips))
-                of_slice = next(each for each in slices if each.rest(start))
+                of_slice = next(s for s in slices if s.before(start) < s.before(start + 1))
                 skip = piece.skips[of_slice.number] + of_slice.before(start)
-                stop = min(stop, start + of_slice.rest(start))
+                stop = min(stop, start - start % of_slice.rows + of_slice.begin + of_slice.size)
             rows -= stop - start
             window = piece.number, skip, stop - start
             each = AssignedRange(holder, *window, ((number, start, stop),), of_slice)

@@ -221,7 +221,7 @@ class EpochBatches:
             raise ConfigError(
                 f"tail={self.tail!r} adds a column {SAMPLE_WEIGHT!r}; rename the one of the feed"
             )
-        return {**columns, SAMPLE_WEIGHT: _weights(rows, repeated, weight).copy()}
+        return {**columns, SAMPLE_WEIGHT: _weights(rows, repeated, weight)}
 
     def __iter__(self) -> Iterator[Columns]:
         # Not a generator itself: the feed is claimed before the loop's first batch.
@@ -242,7 +242,7 @@ class EpochBatches:
             return self._iteration(self.reader.claim())
         # At the reader, because a loop may call `ctx.batches(…)` each time.
         passes = self.reader.passes
-        if not isinstance(passes, _Passes) or not passes.continues(self):
+        if not isinstance(passes, _Passes) or passes.of != self:
             replayed = passes.replayed if passes else 0
             passes = self.reader.passes = _Passes(replace(self), self.steps, replayed)
         return passes.begin(is_ahead)
@@ -266,7 +266,7 @@ class _Passes:
 
     def __init__(self, of: EpochBatches, steps: int, replayed: int) -> None:
         self.steps, self.replayed = steps, replayed
-        self._of, self._reader = of, of.reader
+        self.of, self._reader = of, of.reader
         # An iteration that was left may still be read by a thread, of tf.data for example.
         self._lock = threading.Lock()
         self._owner = 0
@@ -275,9 +275,6 @@ class _Passes:
         self._current = object()
         self._head: list[Columns] = []
         self._count = 0
-
-    def continues(self, of: EpochBatches) -> bool:
-        return of == self._of
 
     def begin(self, is_ahead: bool) -> Iterator[Step]:
         # Without the lock: the earlier one may hold it while it waits for rows.
@@ -324,7 +321,7 @@ class _Passes:
             if step and not (self._reader.owns(self._owner) and self._reader.has_epoch()):
                 return None
             self._owner = self._reader.claim()
-            self._epoch = self._of._iteration(self._owner)
+            self._epoch = self.of._iteration(self._owner)
             if not step and not self._has_next():
                 return None  # an epoch without rows, or none at all
         assert self._epoch is not None
@@ -545,7 +542,9 @@ class _Epoch:
 
 @lru_cache(4)  # nearly all batches have the same
 def _weights(rows: int, repeated: int, weight: float) -> np.ndarray[Any, Any]:
-    return np.repeat(np.array([weight, 0], np.float32), [rows, repeated])
+    weights = np.repeat(np.array([weight, 0], np.float32), [rows, repeated])
+    weights.flags.writeable = False
+    return weights
 
 
 def _with_empty(rows: Any, many: int) -> Any:

@@ -61,6 +61,7 @@ class ConsumedRows:
 
     Attributes:
         is_wanted: whether rows are tracked; otherwise nothing is noted.
+        ended: how many batches are committed.
         ahead: how many of them the training has not been given yet; `None` if unknown, until the
             training has reached the end of a pass.
     """
@@ -69,7 +70,7 @@ class ConsumedRows:
     is_wanted: bool = False
     count: int = 0
     ahead: int | None = 0
-    _committed: int = 0
+    ended: int = 0
     _latest: deque[list[Part]] = field(default_factory=deque)
     """The latest batches; those before them are folded into ranges of positions."""
     _held_positions: int = 0
@@ -107,7 +108,7 @@ class ConsumedRows:
 
     def commit(self) -> None:
         """Make the batches that are here final: `rewind` keeps them."""
-        self._committed = self.count
+        self.ended = self.count
         if len(self._rows_since):
             self._committed_rows = _merged([self._committed_rows, self._rows_since])
             self._rows_since = _NO_RANGES
@@ -115,20 +116,16 @@ class ConsumedRows:
     def rewind(self) -> None:
         if self.ahead is not None:
             self.ahead = 0
-        while self.count > self._committed and self._latest:
+        while self.count > self.ended and self._latest:
             self._held_positions -= _num_positions(self._latest.pop())
             self.count -= 1
-        self.count = self._committed
+        self.count = self.ended
         self._rows_since = _NO_RANGES
 
     def reach_end(self) -> None:
         """Note that the training was given the last batch of an epoch: nothing is read ahead."""
-        if self.count == self._committed:
+        if self.count == self.ended:
             self.ahead = 0
-
-    @property
-    def ended(self) -> int:
-        return self._committed
 
     def used(self) -> int:
         if self.ahead is None and self.count:
@@ -184,7 +181,7 @@ class ConsumedRows:
             batch = self._latest.popleft()
             self._held_positions -= _num_positions(batch)
             # Batches that are not committed may be given back, so they are folded apart.
-            (below if number < self._committed else since).extend(batch)
+            (below if number < self.ended else since).extend(batch)
             number += 1
         self._committed_rows = _merged([self._committed_rows, _ranges(below)])
         self._rows_since = _merged([self._rows_since, _ranges(since)])

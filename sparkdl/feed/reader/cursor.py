@@ -62,18 +62,13 @@ class Item:
         start, rows = self.segment.start, self.segment.rows
         return batch if batch.num_rows == rows else batch.slice(start, rows)
 
-    def release(self) -> int | None:
-        """Forget the batch; return the segment's number unless it was released before."""
-        self.close()
-        self.mapped = None
-        return self._mark_released()
-
-    def keep_mapped(self) -> int | None:
-        """Keep the batch mapped while the agent frees the segment; return as `release` does."""
-        self.batch()
-        return self._mark_released()
-
-    def _mark_released(self) -> int | None:
+    def release(self, stays_mapped: bool = False) -> int | None:
+        """Let the agent free the segment; return its number unless it was released before."""
+        if stays_mapped:
+            self.batch()
+        else:
+            self.close()
+            self.mapped = None
         was_released, self.is_released = self.is_released, True
         return None if was_released else self.segment.number
 
@@ -159,10 +154,6 @@ class ReaderCursor:
     def next_item(self) -> Item | None:
         now = self.now
         return now.items[now.position] if now.position < len(now.items) else None
-
-    @property
-    def is_gone(self) -> bool:
-        return self.now.position < self.now.first
 
     def first_item(self) -> Item | None:
         return next((each.items[0] for _, each in sorted(self._epochs.items()) if each.items), None)
@@ -301,12 +292,12 @@ class ReaderCursor:
         if is_again or (now.mark is not None and now.mark.again):
             return []  # a later epoch reads them again
         # The agent may free these files, while their rows stay mapped here until they are given.
-        freed = _keep_mapped(now.items[given : now.position]) if is_waiting else []
+        freed = release_all(now.items[given : now.position], True) if is_waiting else []
         # Code that looks at the first batches, as Keras does, begins again: they stay mapped.
         steps = self.given.counts.steps - now.committed.counts.steps
         unneeded = given if steps > HEAD_STEPS else now.committed.items
         freed += release_all(now.items[now.first : unneeded])
-        freed += _keep_mapped(now.items[unneeded:given])
+        freed += release_all(now.items[unneeded:given], stay_mapped=True)
         now.first = max(now.first, unneeded)
         return freed
 
@@ -325,11 +316,6 @@ class ReaderCursor:
         self.commit_position()
 
 
-def release_all(items: Iterable[Item]) -> list[int]:
-    """Forget segments; return the numbers of the ones not released before."""
-    return [number for item in items if (number := item.release()) is not None]
-
-
-def _keep_mapped(items: Iterable[Item]) -> list[int]:
-    """Keep segments mapped; return the numbers of the ones not released before."""
-    return [number for item in items if (number := item.keep_mapped()) is not None]
+def release_all(items: Iterable[Item], stay_mapped: bool = False) -> list[int]:
+    """Forget segments, or keep them mapped; return the numbers of those not released before."""
+    return [number for item in items if (number := item.release(stay_mapped)) is not None]

@@ -27,8 +27,7 @@ from sparkdl.feed.store.spool import read_within
 
 _log = logging.getLogger(__name__)
 MEMORY_NBYTES = 256 * 1024 * 1024
-"""How much may be here that user code has not used, where `Feeding(memory_nbytes=…)` says nothing.
-"""
+"""What may be here that user code has not used, where `Feeding(memory_nbytes=…)` is not given."""
 
 
 @dataclass(frozen=True)

@@ -361,7 +361,7 @@ class FeedReader:
             self._wait_row(lambda: owner != self._owner or self._is_due(with_exchange))
             if owner != self._owner:
                 return None
-            if cursor.is_gone:
+            if cursor.now.position < cursor.now.first:
                 raise ConfigError(
                     f"feed {self.feed!r}: a loop over it was left early, and the epoch cannot "
                     "begin again: it does not fit in the node's feed memory, so its first rows "

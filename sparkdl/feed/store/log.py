@@ -27,11 +27,8 @@ class Provenance:
     """
 
     def __init__(self) -> None:
-        self._spans: dict[int, tuple[int, Spans]] = {}
+        self.spans: dict[int, tuple[int, Spans]] = {}
         self._settled: list[int] = []
-
-    def add(self, segment: int, epoch: int, spans: Spans) -> None:
-        self._spans[segment] = epoch, spans
 
     def settle(self, epoch: int) -> None:
         """Record that no later epoch reads segments that came in `epoch` or before."""
@@ -41,26 +38,23 @@ class Provenance:
 
     def forget(self, epoch: int) -> None:
         """Forget rows that only epochs before `epoch` read: a checkpoint covers them."""
-        self._spans = {
+        self.spans = {
             segment: (came, spans)
-            for segment, (came, spans) in self._spans.items()
+            for segment, (came, spans) in self.spans.items()
             if not self.last_epoch(came) < epoch
         }
         self._settled = [e for e in self._settled if e >= epoch]
-
-    def knows(self, segment: int) -> bool:
-        return segment in self._spans
 
     def rows(self, consumed: EpochRows, dropped_to: int = -1) -> EpochRows:
         """Return by partition which rows were consumed, or came in epochs that were dropped."""
         found: dict[int, dict[int, list[Range]]] = {}
         for epoch, segments in consumed.items():
             for segment, ranges in segments.items():
-                _, spans = self._spans.get(segment, (0, ()))
+                _, spans = self.spans.get(segment, (0, ()))
                 for partition, start, stop in spans_within(spans, ranges):
                     found.setdefault(epoch, {}).setdefault(partition, []).append((start, stop))
         if dropped_to >= 0:
-            for epoch, spans in self._spans.values():
+            for epoch, spans in self.spans.values():
                 for partition, start, stop in spans if epoch <= dropped_to else ():
                     found.setdefault(epoch, {}).setdefault(partition, []).append((start, stop))
         return {
@@ -251,7 +245,7 @@ class Log(SegmentBuffer):
         self._segments[segment.number] = segment
         # Rows of inference are answered, not trained on, so no checkpoint covers them.
         if not segment.exchange:
-            self._provenance.add(segment.number, segment.epoch, segment.spans)
+            self._provenance.spans[segment.number] = segment.epoch, segment.spans
             self.rows_received += segment.rows
             self._rows[segment.epoch] += segment.rows
         self._on_segment(segment, child_fd)
@@ -259,7 +253,7 @@ class Log(SegmentBuffer):
     def _retain_or_free(self, segments: Iterable[StoredSegment], retains: bool = True) -> None:
         """Retain segments that a call has brought, if any are retained; free the others."""
         for segment in segments:
-            is_known = self._provenance.knows(segment.number)
+            is_known = segment.number in self._provenance.spans
             # Others are read from files again, or covered by a checkpoint.
             if retains and segment.run and (self._comes_again or (self._keeps and is_known)):
                 self._budget.retain(Pool.LOG, segment, self)

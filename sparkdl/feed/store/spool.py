@@ -16,7 +16,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from sparkdl.control.messages import ReadShare, SpooledRange
@@ -25,7 +27,6 @@ from sparkdl.core.errors import FeedClosedError, SparkdlError
 from sparkdl.core.row_ranges import Range, Slice, Sliced, Span, covers, remove_range, take_rows
 from sparkdl.feed.store.buffer import AppendRequest, Budget, Pool, SegmentBuffer
 from sparkdl.feed.store.segment import StoredSegment, read_segment
-from sparkdl.values.batches import join
 
 _log = logging.getLogger(__name__)
 _MIN_BATCH_NBYTES = 1 << 16
@@ -136,14 +137,13 @@ class Spool(SegmentBuffer):
             self._budget.wake()
             for spooled in list(self._segments.values()):
                 for start, stop in list(spooled.left):
+                    spooled.cut(start, stop - start)
                     try:
                         fd = os.dup(spooled.segment.fd)
                     except OSError:
-                        spooled.cut(start, stop - start)
                         self._release(spooled, start, stop)
                         continue
                     window = spooled.segment.window(start, stop - start, fd)
-                    spooled.cut(start, stop - start)
                     self._budget.move(window, Pool.SPOOL, Pool.SPOOL, self._forget_empty(spooled))
                     windows.append(window)
         return windows
@@ -237,8 +237,7 @@ class ShareLoader(threading.Thread):
                     rows: tuple[Span, ...] | Sliced = spans
                     if nodes > 1:
                         rows = Sliced(spans, Slice.all(size, nodes))
-                        parts = rows.placed()
-                        batch = join([batch.slice(at, to - first) for at, (_, first, to) in parts])
+                        batch = by_slices(batch, rows)
                     if not self._spool.append(batch, replace(base, spans=rows)):
                         return
         except SparkdlError as error:
@@ -246,6 +245,39 @@ class ShareLoader(threading.Thread):
         except Exception as error:  # noqa: BLE001 (who reads has to know)
             _log.error("Reading Parquet files failed", exc_info=error)
             self._on_problem(f"could not read its share: {type(error).__name__}: {error}")
+
+
+def by_slices(batch: pa.RecordBatch, rows: Sliced) -> pa.RecordBatch:
+    """Return the rows of a batch, which are those of `rows.spans`, in the order of `rows`."""
+    columns = list[pa.Array]()
+    for column in batch.columns:
+        is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        if is_number and not column.null_count:
+            columns.append(pa.array(_numbers_by_slices(column.to_numpy(), rows), column.type))
+        else:
+            parts = [column.slice(at, to - first) for at, (_, first, to) in rows.placed()]
+            columns.append(pa.concat_arrays(parts))
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _numbers_by_slices(numbers: np.ndarray[Any, Any], rows: Sliced) -> np.ndarray[Any, Any]:
+    # One copy for all whole batches of a span: a slice object for each would cost far more.
+    found, at = np.empty_like(numbers), 0
+    for each in rows.slices:
+        end = 0
+        for _, start, stop in rows.spans:
+            begin, end = end, end + stop - start
+            head = min(end, begin + -start % each.rows)
+            tail = max(head, end - stop % each.rows)
+            first = each.begin - start % each.rows
+            for part in (
+                numbers[begin:head][max(0, first) : max(0, first + each.size)],
+                numbers[head:tail].reshape(-1, each.rows)[:, each.begin :][:, : each.size],
+                numbers[tail:end][each.begin :][: each.size],
+            ):
+                found[at : at + part.size].reshape(part.shape)[:] = part
+                at += part.size
+    return found
 
 
 def read_within(

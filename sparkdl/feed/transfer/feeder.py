@@ -119,7 +119,6 @@ class PutStream:
     thus stay stuck; the caller still fails in time.
 
     One thread puts pieces; others may call `cancel` and ask how the stream is.
-
     """
 
     def __init__(self, target: Target, header: PutHeader, spec: FeedSpec) -> None:

@@ -207,7 +207,7 @@ class _Call:
         try:
             for chunk in self._reader:
                 data = chunk.data.column(0)[0].as_py()
-                rows = _rows_of(data)
+                rows = sum(batch.num_rows for batch in _batches(data))
                 with self._changed:
                     self._rows.answer(rows, time.monotonic())
                 yield data
@@ -309,8 +309,3 @@ def _raise_cause(spec: FeedSpec, error: FeederError) -> None:
         raise FeederError(
             f"{Code.CLUSTER_FAILED} the cluster has failed: {cause} ({error.args[0]})"
         ) from error
-
-
-def _rows_of(data: bytes) -> int:
-    with pa.ipc.open_stream(data) as stream:
-        return sum(batch.num_rows for batch in stream)

@@ -55,7 +55,6 @@ _FD_WAIT_S = 10.0
 """How long to wait for a descriptor, which was sent before its segment was announced."""
 _CALLS_END_S = 1.0
 """How long calls may end in order at the shutdown, before their connections are shut down."""
-
 _MAX_REASON_NBYTES = 7000
 """Of an error's text, which travels in gRPC's headers of 8 KiB twice: once percent-encoded."""
 

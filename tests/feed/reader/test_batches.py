@@ -370,6 +370,7 @@ def test_slices_make_up_global_batches_and_their_weights_a_mean_over_all_rows(
             assert it.consumed[0] == rows[node]
         assert tail == "short" or {len(b["x"]) for b in found} == {Slice(size, 0, nodes).size}
         weights = [batch["sample_weight"] for batch in found]
+        assert not any(each.flags.writeable for each in weights), "batches may share them"
         steps.append([((w > 0).sum(), w.mean(dtype=float) / nodes) for w in weights])
     by_step = [*zip(*steps, strict=True)]
     assert [sum(n for n, _ in step) for step in by_step] == [size] * whole + [rest] * (rest > 0)

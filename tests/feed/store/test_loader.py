@@ -7,10 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+from hypothesis import given, strategies as st
+
 from sparkdl.control.messages import FeedBegin, FeedCut, ReadShare
 from sparkdl.control.rows import FeedCount, Share
 from sparkdl.core.row_ranges import Slice, Sliced
 from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.feed.store.spool import by_slices
 from sparkdl.storage.parquet.source import list_files
 from tests.doubles.feeds import FEED, FILE_ROWS as ROWS, LevelDriver, LocalNode, folder as folder
 from tests.doubles.until import until
@@ -55,6 +59,25 @@ def test_reading_that_waits_for_room_ends_when_the_epoch_is_cut(folder: Path) ->
         count = wait_for(node, lambda c: c.cut.epoch == 0)
         assert 0 < count.rows_received < ROWS
         assert count.problem == ""
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 90)), min_size=1, max_size=4)
+
+
+@given(SPANS, st.integers(1, 40), st.integers(1, 5))
+def test_columns_of_any_type_are_put_together_by_slices(
+    found: list[tuple[int, int]], size: int, nodes: int
+) -> None:
+    spans = tuple((0, start, start + rows) for start, rows in found)
+    numbers = [n for _, *rows in spans for n in range(*rows)]
+    texts, halves = [*map(str, numbers)], [n if n % 2 else None for n in numbers]
+    flags = [n % 3 == 0 for n in numbers]
+    types = [pa.int16(), pa.float32(), pa.string(), pa.int64(), pa.bool_()]
+    columns = [pa.array([0] * 3 + numbers, types[0])[3:], numbers, texts, halves, flags]
+    batch = pa.record_batch([*map(pa.array, columns, types)], [*"abcde"])
+    rows = Sliced(spans, Slice.all(size, nodes))
+    places = [at + i for at, (_, first, to) in rows.placed() for i in range(to - first)]
+    assert by_slices(batch, rows).equals(batch.take(pa.array(places, pa.int64())))
 
 
 def test_rows_of_each_slice_of_global_batches_are_put_together(folder: Path) -> None:
