@@ -292,7 +292,7 @@ class ReaderCursor:
         if is_again or (now.mark is not None and now.mark.again):
             return []  # a later epoch reads them again
         # The agent may free these files, while their rows stay mapped here until they are given.
-        freed = release_all(now.items[given : now.position], True) if is_waiting else []
+        freed = release_all(now.items[given : now.position], stay_mapped=True) if is_waiting else []
         # Code that looks at the first batches, as Keras does, begins again: they stay mapped.
         steps = self.given.counts.steps - now.committed.counts.steps
         unneeded = given if steps > HEAD_STEPS else now.committed.items

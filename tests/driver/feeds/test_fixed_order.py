@@ -54,7 +54,8 @@ def sequence(
         part: tuple(merge_ranges((i, i + 1) for p, i in done if p == part)) for part, _ in done
     }
     table = OrderedTable(range(nodes), batch, {}, covered, Random(key) if key else None)
-    pieces, segments = spooled(random, sizes, nodes, batch, together)
+    # Slices may be those of a world with other nodes, too.
+    pieces, segments = spooled(random, sizes, random.choice((nodes, 3)), batch, together)
     got = {node: list[tuple[int, int]]() for node in range(nodes)}
     random.shuffle(pieces)
 
