@@ -151,8 +151,8 @@ class NodeContext(LegacyContext):
 
         Returns:
             Dicts of arrays `[rows, …]`, read-only views of the received data where its layout
-            allows. A struct is a column for each field, `"address.city"`. Arrays that differ in
-            length are an object array of arrays.
+            allows; `sample_weight` is read-only, too. A struct is a column for each field,
+            `"address.city"`. Arrays that differ in length are an object array of arrays.
 
         Raises:
             ConfigError: if an argument is invalid; while iterating, if there are no such files.

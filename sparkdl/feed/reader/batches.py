@@ -32,7 +32,7 @@ from sparkdl.values.columns import (
 from sparkdl.values.tensors import Padding, check_padding, padded, stored
 
 SAMPLE_WEIGHT = "sample_weight"
-"""The column of `tail="pad"`: float32 `[rows]`, 1 for rows of the feed, 0 for padding."""
+"""The column of `tail="pad"`: float32 `[rows]`, read-only: 1 for rows fed, 0 for padding."""
 SHUFFLE_NBYTES = 32 * 1024 * 1024
 """Rows are shuffled within so many bytes where no number of rows is given."""
 Columns = dict[str, np.ndarray[Any, Any]]
