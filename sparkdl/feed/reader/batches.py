@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -37,6 +36,7 @@ SHUFFLE_NBYTES = 32 * 1024 * 1024
 """Rows are shuffled within so many bytes where no number of rows is given."""
 Columns = dict[str, np.ndarray[Any, Any]]
 """Arrays by column name, all with the same first dimension: `[rows, …]`."""
+Weights = np.ndarray[Any, Any] | None
 Names = str | Sequence[str]
 Tail = Literal["short", "pad", "drop"]
 
@@ -206,22 +206,36 @@ class EpochBatches:
         """Return the rows of a segment as a batch of the epoch has them; of vectors the first."""
         found: dict[str, Any] = to_columns(batch, self.stored, True, self.sparse)
         few = {n: c[: self.batch_size] if isinstance(c, Packed) else c for n, c in found.items()}
-        return self._completed(unpacked(few), batch.num_rows, 0)
+        return self._completed(unpacked(few), self._weights(batch.num_rows))
 
-    def _completed(
-        self, columns: Columns, rows: int, repeated: int, weight: float = 1.0
-    ) -> Columns:
-        """Return a batch of `rows` rows and `repeated` ones with the columns that are made here."""
+    def _weights(self, rows: int, repeated: int = 0, total: int = 0) -> Weights:
+        """Return the weights of a batch of `rows` rows and `repeated` more, `None` if it has none.
+
+        Args:
+            total: rows of a global batch that is not full.
+        """
+        if self.tail == "drop" or (self.tail == "short" and self.slices is None):
+            return None
+        weight, slices = 1.0, self.slices
+        if slices is not None:
+            # A mean over this node's rows, and then over the nodes, is one over the batch's rows.
+            weight = (rows + repeated) * len(slices.nodes) / (total or slices.batch_rows)
+        weights = np.repeat(np.array([weight, 0], np.float32), [rows, repeated])
+        weights.flags.writeable = False
+        return weights
+
+    def _completed(self, columns: Columns, weights: Weights) -> Columns:
+        """Return a batch with the columns that are made here."""
         columns = padded(columns, self.pad, self.columns)
         if self.convert is not None:
             columns = self.convert(columns)
-        if self.tail == "drop" or (self.tail == "short" and self.slices is None):
+        if weights is None:
             return columns
         if SAMPLE_WEIGHT in columns:
             raise ConfigError(
                 f"tail={self.tail!r} adds a column {SAMPLE_WEIGHT!r}; rename the one of the feed"
             )
-        return {**columns, SAMPLE_WEIGHT: _weights(rows, repeated, weight)}
+        return {**columns, SAMPLE_WEIGHT: weights}
 
     def __iter__(self) -> Iterator[Columns]:
         # Not a generator itself: the feed is claimed before the loop's first batch.
@@ -361,6 +375,7 @@ class _Epoch:
         if slices is not None:
             size = slices.of(slices.batch_rows)
             filling = self._of.batch_size - size
+        weights = self._of._weights(size, filling)  # one array for all full batches
         if not self._begin():
             return
         if self._of.is_even:
@@ -374,7 +389,7 @@ class _Epoch:
             if self._is_over:
                 break
             if self._may_step():
-                if not (yield from self._yield_batch(size, filling)):
+                if not (yield from self._yield_batch(size, filling, weights)):
                     return
             elif not self._fill(None):
                 return
@@ -476,13 +491,9 @@ class _Epoch:
         return is_part and self._of.tail in ("short", "pad") and min(rows) == 0
 
     def _yield_batch(
-        self, rows: int, repeated: int = 0, total: int = 0
+        self, rows: int, repeated: int, weights: Weights
     ) -> Generator[Step, None, bool]:
-        """Yield a batch of `rows` rows and `repeated` more; return false if another has claimed.
-
-        Args:
-            total: rows of a global batch that is not full.
-        """
+        """Yield a batch of `rows` rows and `repeated` more; return false if another has claimed."""
         yield _BatchMark.FOLLOWS
         parts: list[Part] = []
         if rows:
@@ -493,14 +504,7 @@ class _Epoch:
             return False
         self._steps += 1
         assert self._last is not None
-        weight, slices = 1.0, self._of.slices
-        if slices is not None:
-            # A mean over this node's rows, and then over the nodes, is one over the batch's rows.
-            weight = (rows + repeated) * len(slices.nodes) / (total or slices.batch_rows)
-        yield self._filled(self._last, rows, repeated, weight)
-        return True
-
-    def _filled(self, columns: Columns, rows: int, repeated: int, weight: float) -> Columns:
+        columns = self._last
         if repeated:
             order = np.concatenate([np.arange(rows), np.zeros(repeated, np.int64)])
             empty = repeated * (self._of.tail == "pad")
@@ -508,7 +512,8 @@ class _Epoch:
                 name: _with_empty(array[:rows], empty) if empty and is_csr(array) else array[order]
                 for name, array in columns.items()
             }
-        return self._of._completed(columns, rows, repeated, weight)
+        yield self._of._completed(columns, weights)
+        return True
 
     def _finish(self) -> Iterator[Step]:
         size, tail = self._of.batch_size, self._of.tail
@@ -519,7 +524,8 @@ class _Epoch:
                 assert self._mark is not None
                 raise too_few_rows(self._mark)
             repeated = size - rows if tail == "pad" else int(not rows)
-            if not (yield from self._yield_batch(rows, repeated, total)):
+            weights = self._of._weights(rows, repeated, total)
+            if not (yield from self._yield_batch(rows, repeated, weights)):
                 return
         mark = self._mark
         if mark is None or not mark.goes_on:
@@ -538,13 +544,6 @@ class _Epoch:
             self.continues = mark is not None and mark.goes_on
             if not self.continues:
                 self._reader.registry.watch.epoch_over(self._reader.feed)
-
-
-@lru_cache(4)  # nearly all batches have the same
-def _weights(rows: int, repeated: int, weight: float) -> np.ndarray[Any, Any]:
-    weights = np.repeat(np.array([weight, 0], np.float32), [rows, repeated])
-    weights.flags.writeable = False
-    return weights
 
 
 def _with_empty(rows: Any, many: int) -> Any:

@@ -262,7 +262,8 @@ def by_slices(batch: pa.RecordBatch, rows: Sliced) -> pa.RecordBatch:
 
 def _numbers_by_slices(numbers: np.ndarray[Any, Any], rows: Sliced) -> np.ndarray[Any, Any]:
     # One copy for all whole batches of a span: a slice object for each would cost far more.
-    found, at = np.empty_like(numbers), 0
+    found = np.frombuffer(pa.allocate_buffer(numbers.nbytes), numbers.dtype)
+    at = 0
     for each in rows.slices:
         end = 0
         for _, start, stop in rows.spans:
