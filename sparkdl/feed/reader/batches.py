@@ -216,11 +216,10 @@ class EpochBatches:
         """
         if self.tail == "drop" or (self.tail == "short" and self.slices is None):
             return None
-        weight, slices = 1.0, self.slices
-        if slices is not None:
+        weights = np.repeat(np.array([1, 0], np.float32), [rows, repeated])
+        if self.slices is not None:
             # A mean over this node's rows, and then over the nodes, is one over the batch's rows.
-            weight = (rows + repeated) * len(slices.nodes) / (total or slices.batch_rows)
-        weights = np.repeat(np.array([weight, 0], np.float32), [rows, repeated])
+            weights *= len(weights) * len(self.slices.nodes) / (total or self.slices.batch_rows)
         weights.flags.writeable = False
         return weights
 
@@ -371,11 +370,9 @@ class _Epoch:
         self._last: Columns | None = None
 
     def batches(self) -> Iterator[Step]:
-        slices, size, filling = self._of.slices, self._of.batch_size, 0
-        if slices is not None:
-            size = slices.of(slices.batch_rows)
-            filling = self._of.batch_size - size
-        weights = self._of._weights(size, filling)  # one array for all full batches
+        slices, most = self._of.slices, self._of.batch_size
+        size = most if slices is None else slices.of(slices.batch_rows)
+        weights = self._of._weights(size, most - size)  # one array for all full batches
         if not self._begin():
             return
         if self._of.is_even:
@@ -389,7 +386,7 @@ class _Epoch:
             if self._is_over:
                 break
             if self._may_step():
-                if not (yield from self._yield_batch(size, filling, weights)):
+                if not (yield from self._yield_batch(size, most - size, weights)):
                     return
             elif not self._fill(None):
                 return

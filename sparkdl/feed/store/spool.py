@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +26,7 @@ from sparkdl.core.errors import FeedClosedError, SparkdlError
 from sparkdl.core.row_ranges import Range, Slice, Sliced, Span, covers, remove_range, take_rows
 from sparkdl.feed.store.buffer import AppendRequest, Budget, Pool, SegmentBuffer
 from sparkdl.feed.store.segment import StoredSegment, read_segment
+from sparkdl.values.ndarrays import to_array
 
 _log = logging.getLogger(__name__)
 _MIN_BATCH_NBYTES = 1 << 16
@@ -249,21 +249,24 @@ class ShareLoader(threading.Thread):
 
 def by_slices(batch: pa.RecordBatch, rows: Sliced) -> pa.RecordBatch:
     """Return the rows of a batch, which are those of `rows.spans`, in the order of `rows`."""
+    (_, start, stop), *others = rows.spans
+    if not others and start // rows.slices[0].rows == (stop - 1) // rows.slices[0].rows:
+        return batch  # all are of one global batch, whose slices follow each other
     columns = list[pa.Array]()
     for column in batch.columns:
         is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
         if is_number and not column.null_count:
-            columns.append(pa.array(_numbers_by_slices(column.to_numpy(), rows), column.type))
+            columns.append(_numbers_by_slices(column, rows))
         else:
             parts = [column.slice(at, to - first) for at, (_, first, to) in rows.placed()]
             columns.append(pa.concat_arrays(parts))
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def _numbers_by_slices(numbers: np.ndarray[Any, Any], rows: Sliced) -> np.ndarray[Any, Any]:
+def _numbers_by_slices(column: pa.Array, rows: Sliced) -> pa.Array:
     # One copy for all whole batches of a span: a slice object for each would cost far more.
-    found = np.frombuffer(pa.allocate_buffer(numbers.nbytes), numbers.dtype)
-    at = 0
+    numbers, at = to_array(column), 0
+    found = np.frombuffer(data := pa.allocate_buffer(numbers.nbytes), numbers.dtype)
     for each in rows.slices:
         end = 0
         for _, start, stop in rows.spans:
@@ -278,7 +281,7 @@ def _numbers_by_slices(numbers: np.ndarray[Any, Any], rows: Sliced) -> np.ndarra
             ):
                 found[at : at + part.size].reshape(part.shape)[:] = part
                 at += part.size
-    return found
+    return pa.Array.from_buffers(column.type, len(column), [None, data])
 
 
 def read_within(
